@@ -66,9 +66,11 @@ def use_layer_norms(program: ExportedProgram) -> None:
 
 def _norm_at(quotient: Node) -> _Norm | None:
     """Return the layer norm whose centered values this node divides by their deviation."""
-    first, second = quotient.args
-    for centered, divisor in ((first, second), (second, first)):
-        total = _under_root(divisor, is_inverse=quotient.target is _aten.mul.Tensor)
+    is_product = quotient.target is _aten.mul.Tensor
+    operands = _arguments(quotient, quotient.target)
+    first, second = operands["self"], operands["other"]
+    for centered, divisor in ((first, second), (second, first))[: 1 + is_product]:
+        total = _under_root(divisor, is_inverse=is_product)
         found = _centered(centered)
         if total is None or found is None:
             continue
@@ -84,8 +86,9 @@ def _norm_at(quotient: Node) -> _Norm | None:
 
 def _under_root(value: Any, *, is_inverse: bool) -> Node | None:
     """Return what the value is the square root of, or one by it."""
-    if is_inverse and _arguments(value, _aten.mul.Tensor).get("other") == 1:  # 1 / x is exported as (1 / x) * 1
-        return _under_root(value.args[0], is_inverse=True)
+    product = _arguments(value, _aten.mul.Tensor)
+    if is_inverse and product.get("other") == 1:  # 1 / x is exported as (1 / x) * 1
+        return _under_root(product["self"], is_inverse=True)
     if is_inverse and (inverse := _arguments(value, _aten.reciprocal.default)):
         return _under_root(inverse["self"], is_inverse=False)
     power = _arguments(value, _aten.pow.Tensor_Scalar)
@@ -98,7 +101,7 @@ def _centered(value: Any) -> tuple[Node, int] | None:
     """Return x and the axis along which this is x less its mean."""
     difference = _arguments(value, _aten.sub.Tensor)
     x = _node(difference.get("self"))
-    if x is None or difference["alpha"] != 1 or not x.meta["val"].is_floating_point():
+    if x is None or difference["alpha"] != 1 or x.meta["val"].dtype != torch.float32:
         return None
     mean = _arguments(difference["other"], _aten.mean.dim) or _moment(difference["other"], 1)
     axis = _only_axis(mean, x)
@@ -144,9 +147,11 @@ def _per_channel(value: Node, target: Any, x: Node, axis: int) -> tuple[Node | N
     if reader is None or not arguments or arguments.get("alpha", 1) != 1:
         return None, value
     other = _node(arguments["other"] if arguments["self"] is value else arguments["self"])
+    if other is None or other.meta["val"].dtype != torch.float32:
+        return None, value
     sizes = _sizes(x)
     shape = [sizes[axis], *(1 for _ in sizes[axis + 1 :])]
-    is_per_channel = other is not None and _sizes(other) in [[1] * num + shape for num in range(axis + 1)]
+    is_per_channel = _sizes(other) in [[1] * num + shape for num in range(axis + 1)]
     return (other, reader) if is_per_channel else (None, value)
 
 

@@ -140,6 +140,10 @@ class Plain(nn.Module):
         lambda x: by_variance(x, 1) * x[:1, :1],
         lambda x: by_variance(x, 1) * by_variance(x, 1).relu(),
         lambda x: by_variance(x, 1) + x.mean(1, keepdim=True),
+        lambda x: by_variance(x, 1) * torch.full((CHANNELS, 1, 1), 3, dtype=torch.int64),
+        lambda x: torch.mul(
+            x - x.mean(1, keepdim=True), other=torch.rsqrt(torch.add(x.var(1, correction=0, keepdim=True), other=EPS))
+        ),
     ],
 )
 def test_what_follows_it_is_left_as_it_is(function, run_onnx: Run) -> None:
@@ -160,6 +164,13 @@ def test_what_follows_it_is_left_as_it_is(function, run_onnx: Run) -> None:
         lambda x: (2 * x - x.mean(1, keepdim=True)) / (x.var(1, unbiased=False, keepdim=True) + EPS).sqrt(),
         lambda x: (x - x.mean(1, keepdim=True)) / (x.pow(2).mean(1, keepdim=True) + EPS).sqrt(),
         lambda x: by_mean_of_powers(x, 1) * 0 + torch.sub(x, x.mean(1, keepdim=True), alpha=2),
+        lambda x: (x.var(1, unbiased=False, keepdim=True) + EPS).sqrt() / (x - x.mean(1, keepdim=True) + 50),
+        lambda x: (x.var(1, unbiased=False, keepdim=True) + EPS).sqrt() / (x - x.mean(1, keepdim=True)) * 1e-6,
+        lambda x: (
+            (x.double() - x.double().mean(1, keepdim=True))
+            .div((x.double().var(1, unbiased=False, keepdim=True) + EPS).sqrt())
+            .float()
+        ),
         lambda x: x / (x.relu().var(1, unbiased=False, keepdim=True) + x.abs()).sqrt(),
     ],
 )
