@@ -30,6 +30,7 @@ from ptpipe_onnx.graph import (
     replace,
     source,
 )
+from ptpipe_torch.torch_export import insert_call
 
 _MIN_CHANNELS = 16
 """Of an axis that is not the last one; for 12 channels of 64 x 64 pixels, both forms take as long."""
@@ -114,13 +115,19 @@ def _is_variance(value: Any, x: Node, axis: int) -> bool:
         if variance and not variance.get("unbiased", variance.get("correction", 1)):
             return _only_axis(variance, x) == axis
     mean = _arguments(value, _aten.mean.dim)
-    squares = mean.get("self")
-    factors = _arguments(squares, _aten.mul.Tensor)
-    power = _arguments(squares, _aten.pow.Tensor_Scalar)
-    root = power.get("self") if power.get("exponent") == 2 else _arguments(squares, _aten.square.default).get("self")
-    is_square = root is not None or (factors and _centered(factors["other"]) == _centered(factors["self"]))
-    is_of_x = _centered(root if root is not None else factors.get("self")) == (x, axis)
-    return bool(is_square) and is_of_x and isinstance(squares, Node) and _only_axis(mean, squares) == axis
+    squares = _node(mean.get("self"))
+    is_of_x = _centered(_squared(squares)) == (x, axis)
+    return is_of_x and squares is not None and _only_axis(mean, squares) == axis
+
+
+def _squared(value: Any) -> Any:
+    """Return what the value is the square of; two differences from the mean are one."""
+    power, product = _arguments(value, _aten.pow.Tensor_Scalar), _arguments(value, _aten.mul.Tensor)
+    if power.get("exponent") == 2:
+        return power["self"]
+    if product and _centered(product["self"]) == _centered(product["other"]):
+        return product["self"]
+    return _arguments(value, _aten.square.default).get("self")
 
 
 def _moment(value: Any, index: int) -> dict[str, Any]:
@@ -161,10 +168,10 @@ def _use_operator(graph: Graph, norm: _Norm) -> Node:
     is_last = order == sorted(order)
     with graph.inserting_before(norm.output):
         weight, bias = (_flat(graph, values, size) for values in (norm.weight, norm.bias))
-        x = norm.x if is_last else _call(graph, _aten.permute.default, norm.x, order)
-        y = _call(graph, _aten.layer_norm.default, x, [size], weight, bias, norm.eps)
+        x = norm.x if is_last else insert_call(graph, _aten.permute.default, norm.x, order)
+        y = insert_call(graph, _aten.layer_norm.default, x, [size], weight, bias, norm.eps)
         if not is_last:
-            y = _call(graph, _aten.permute.default, y, [order.index(axis) for axis in range(len(order))])
+            y = insert_call(graph, _aten.permute.default, y, [order.index(axis) for axis in range(len(order))])
     norm.output.replace_all_uses_with(y)
     return y
 
@@ -176,13 +183,7 @@ def _flat(graph: Graph, values: Node | None, size: int) -> Node | None:
     source = values
     while _sizes(source) != [size] and source.target in _RESHAPING:
         source = source.all_input_nodes[0]
-    return source if _sizes(source) == [size] else _call(graph, _aten.view.default, values, [size])
-
-
-def _call(graph: Graph, target: Any, *arguments: Any) -> Node:
-    node = graph.call_function(target, arguments)
-    node.meta["val"] = target(*(value.meta["val"] if isinstance(value, Node) else value for value in arguments))
-    return node
+    return source if _sizes(source) == [size] else insert_call(graph, _aten.view.default, values, [size])
 
 
 def _arguments(value: Any, target: Any) -> dict[str, Any]:

@@ -35,7 +35,7 @@ from ptpipe_torch import Signature, TensorSpec
 from ptpipe_torch.errors import export_failure, root_cause
 from ptpipe_torch.model.outputs import exported_names
 from ptpipe_torch.sized_export import export_sized
-from ptpipe_torch.torch_export import original_names, place_of_error, place_of_operator
+from ptpipe_torch.torch_export import insert_call, original_names, place_of_error, place_of_operator
 
 _FAILED = "this network can't be exported to ONNX"
 _REMEDY = "Write it with other operators, or compute that part outside of the network"
@@ -234,11 +234,11 @@ def _give_attention_heads(program: ExportedProgram) -> None:
         with graph.inserting_before(attention):
             for value in attention.all_input_nodes:  # the mask may have two axes, (L, S), which broadcast
                 if value.meta["val"].dim() == 3:
-                    attention.replace_input_with(value, _inserted(graph, aten.unsqueeze.default, value))
+                    attention.replace_input_with(value, insert_call(graph, aten.unsqueeze.default, value, 1))
         readers = list(attention.users)
         attention.meta["val"] = attention.meta["val"].unsqueeze(1)
         with graph.inserting_after(attention):
-            without_head = _inserted(graph, aten.squeeze.dim, attention)
+            without_head = insert_call(graph, aten.squeeze.dim, attention, 1)
         for reader in readers:
             reader.replace_input_with(attention, without_head)
     program.graph_module.recompile()
@@ -262,15 +262,9 @@ def _subtract_from_floats(program: ExportedProgram) -> None:
         if isinstance(minuend, float) and not value.meta["val"].dtype.is_floating_point:
             with graph.inserting_before(difference):
                 difference.replace_input_with(
-                    value, _inserted(graph, aten.to.dtype, value, difference.meta["val"].dtype)
+                    value, insert_call(graph, aten.to.dtype, value, difference.meta["val"].dtype)
                 )
     program.graph_module.recompile()
-
-
-def _inserted(graph: torch.fx.Graph, operator: Any, value: Node, argument: Any = 1) -> Node:
-    node = graph.call_function(operator, (value, argument))
-    node.meta["val"] = operator(value.meta["val"], argument)
-    return node
 
 
 def _order_outputs(outputs: MutableSequence[ir.Value], specs: Sequence[TensorSpec]) -> None:

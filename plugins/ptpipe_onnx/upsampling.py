@@ -101,7 +101,7 @@ def _factors(resize: ir.Node) -> tuple[int, int] | None:
 
 
 def _scales(resize: ir.Node) -> list[float]:
-    """Return by how much each axis grows, also where sizes are given; nothing if it is not known."""
+    """Return by how much each axis grows, also where sizes are given; nothing if one is not known."""
     given = constant(resize.inputs[2]) if len(resize.inputs) > 2 else None
     if given is not None and given.size:
         return [float(scale) for scale in given]
@@ -112,6 +112,8 @@ def _scales(resize: ir.Node) -> list[float]:
             scales.append(larger / size)
         elif size == larger is not None:
             scales.append(1)
+        else:
+            return []
     return scales
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.export import ExportedProgram
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 
 from ptpipe_torch.answering_builtins import Answer, answering_builtins
 from ptpipe_torch.errors import makes_constant_of_size
@@ -100,6 +100,13 @@ def _exported(
 def _first_size(length: Answer, tensor: torch.Tensor) -> Any:
     """Return the size of the first axis, as a symbol where it has one."""
     return tensor.shape[0] if tensor.dim() else length(tensor)
+
+
+def insert_call(graph: Graph, operator: Any, *arguments: Any) -> Node:
+    """Insert a call of an operator into an exported program's graph, with what is known of its result."""
+    node = graph.call_function(operator, arguments)
+    node.meta["val"] = operator(*(value.meta["val"] if isinstance(value, Node) else value for value in arguments))
+    return node
 
 
 def module_path(node: Node) -> str:

@@ -46,6 +46,19 @@ def stem(
     return draft.finished(draft.node("Sum", branches) if branches[1:] else branches[0], ("N", num_channels, 6, 6))
 
 
+def check_same_values(
+    model: onnx.ModelProto, after: onnx.ModelProto, num_channels: int, run_onnx: Run
+) -> tuple[np.ndarray, np.ndarray]:
+    """Compare what two graphs compute of the same images, to a step where it is optimized; return images and values."""
+    images_NCHW = (RNG.normal(size=(3, num_channels, 6, 6)) * 4).astype(np.float32)
+    expected = run_onnx(model.SerializeToString(), images_NCHW)
+    assert np.ptp(expected) > 5
+    np.testing.assert_array_equal(run_onnx(after.SerializeToString(), images_NCHW), expected)
+    optimized = run_onnx(after.SerializeToString(), images_NCHW, optimize=True)
+    np.testing.assert_allclose(optimized, expected, rtol=0, atol=0.101)
+    return images_NCHW, expected
+
+
 @pytest.mark.parametrize("num_channels", [1, 2, 3, 5, 6, 7, 9])
 @pytest.mark.parametrize("kernel", [(3, 3), (1, 1), (1, 7), (3, 1)])
 def test_channels_of_weight_zero_change_nothing(num_channels: int, kernel: tuple[int, int], run_onnx: Run) -> None:
@@ -55,12 +68,7 @@ def test_channels_of_weight_zero_change_nothing(num_channels: int, kernel: tuple
     assert pad.output[0] == f"{pad.input[0]}.padded"
     shapes = [array.dims for array in after.graph.initializer if len(array.dims) == 4]
     assert [shape[1] for shape in shapes] == [-(-num_channels // 4) * 4]
-    images_NCHW = (RNG.normal(size=(3, num_channels, 6, 6)) * 4).astype(np.float32)
-    expected = run_onnx(model.SerializeToString(), images_NCHW)
-    assert np.ptp(expected) > 5
-    np.testing.assert_array_equal(run_onnx(after.SerializeToString(), images_NCHW), expected)
-    optimized = run_onnx(after.SerializeToString(), images_NCHW, optimize=True)
-    np.testing.assert_allclose(optimized, expected, rtol=0, atol=0.101)
+    check_same_values(model, after, num_channels, run_onnx)
 
 
 def test_several_convolutions_of_the_same_integers(run_onnx: Run) -> None:
@@ -140,12 +148,7 @@ def test_a_large_depthwise_convolution_has_a_multiple_of_16_channels(
     (weight,) = (array for array in stored(after).values() if array.ndim == 4)
     assert len(weight) % 16 == 0 and len(weight) - num_channels < 16
     assert {len(array) for name, array in stored(after).items() if name[0] == "a" and array.ndim} == {len(weight)}
-    images_NCHW = (RNG.normal(size=(3, num_channels, 6, 6)) * 4).astype(np.float32)
-    expected = run_onnx(model.SerializeToString(), images_NCHW)
-    assert np.ptp(expected) > 5
-    np.testing.assert_array_equal(run_onnx(after.SerializeToString(), images_NCHW), expected)
-    optimized = run_onnx(after.SerializeToString(), images_NCHW, optimize=True)
-    np.testing.assert_allclose(optimized, expected, rtol=0, atol=0.101)
+    images_NCHW, expected = check_same_values(model, after, num_channels, run_onnx)
     kernels = kernels_of(after, tmp_path)
     assert (kernels.integer, kernels.float) == ({"QLinearConv": 1}, {})
 

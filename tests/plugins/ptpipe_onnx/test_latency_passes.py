@@ -107,10 +107,10 @@ def test_averages_over_windows_are_computed_in_float(
     assert "QLinearAveragePool" in run_types(model, tmp_path)
     assert "QLinearAveragePool" not in run_types(after, tmp_path)
     expected = run_onnx(model.SerializeToString(), IMAGES_NCHW)
-    for optimize in (False, True):
-        found = run_onnx(after.SerializeToString(), IMAGES_NCHW, optimize=optimize)
-        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6 if not optimize else 0.0501)  # a tie
-        assert (np.abs(found - expected) < 1e-6).mean() > 0.95
+    np.testing.assert_array_equal(run_onnx(after.SerializeToString(), IMAGES_NCHW), expected)
+    optimized = run_onnx(after.SerializeToString(), IMAGES_NCHW, optimize=True)
+    np.testing.assert_allclose(optimized, expected, rtol=0, atol=0.0501)  # a tie
+    assert (np.abs(optimized - expected) < 1e-6).mean() > 0.95
 
 
 def summed(axes: list[int], keepdims: int = 0, *, is_rounded: bool = True) -> onnx.ModelProto:

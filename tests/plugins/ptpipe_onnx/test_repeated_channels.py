@@ -21,7 +21,7 @@ from ptpipe_onnx.repeated_channels import RepeatedChannels, repeat_channels
 from ptpipe_torch.int8.engine import quantized_engine
 
 from .conftest import Exported
-from .test_added_channels import depthwise, stem, stored
+from .test_added_channels import check_same_values, depthwise, stem, stored
 from .test_latency_passes import Run, passed
 from .test_planted_faults import reference_of
 from .test_qdq_passes import Draft, kernels_of, types_of
@@ -43,12 +43,7 @@ def test_each_channel_is_repeated(
     after = passed(model, apply)
     (convolution,) = nodes(ir.serde.deserialize_model(after).graph, "Conv")
     assert RepeatedChannels.of(convolution) == RepeatedChannels(num_channels, multiplier)
-    images_NCHW = (RNG.normal(size=(3, num_channels, 6, 6)) * 4).astype(np.float32)
-    expected = run_onnx(model.SerializeToString(), images_NCHW)
-    assert np.ptp(expected) > 5
-    np.testing.assert_array_equal(run_onnx(after.SerializeToString(), images_NCHW), expected)
-    optimized = run_onnx(after.SerializeToString(), images_NCHW, optimize=True)
-    np.testing.assert_allclose(optimized, expected, rtol=0, atol=0.101)
+    check_same_values(model, after, num_channels, run_onnx)
     kernels = kernels_of(after, tmp_path)
     assert (kernels.integer, kernels.float) == ({"QLinearConv": 1}, {})
 
