@@ -19,6 +19,7 @@ from torch.fx import GraphModule
 from ptpipe import Context, StageError, __version__
 from ptpipe_onnx import dynamic_passes, graph, layerwise, qdq_passes, recurrent_passes, runtime_passes, torch_exporter
 from ptpipe_onnx.activation_pass import write_fusable_activations
+from ptpipe_onnx.branches import merge_branches
 from ptpipe_onnx.config import ExportConfig
 from ptpipe_onnx.coverage import coverage_of
 from ptpipe_onnx.exact import compare_exactly
@@ -234,7 +235,9 @@ def build_graph(model: Model, opset: int) -> BuiltGraph:
     if not model.recipe.backend:
         network = model.build()
         remove_parametrizations(network)  # what computes them may have no ONNX form
-        return BuiltGraph(torch_exporter.optimize(_export(model, network, opset)), "float32")
+        exported = torch_exporter.optimize(_export(model, network, opset))
+        merge_branches(exported.graph)
+        return BuiltGraph(exported, "float32")
     if not model.recipe.prepare:
         return _dynamic_graph(model, opset)
     with quantized_engine(model.recipe.backend):

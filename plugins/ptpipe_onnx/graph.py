@@ -110,6 +110,26 @@ def store(value: ir.Value, content: Array) -> None:
     value.const_value, value.shape = ir.tensor(content, name=value.name), ir.Shape(content.shape)
 
 
+def bias_of(convolution: ir.Node) -> Array | None:
+    """Return the bias of a convolution, zeros where it has none; None if it is not constant."""
+    if len(convolution.inputs) > 2 and convolution.inputs[2] is not None:
+        return constant(convolution.inputs[2])
+    weight = constant(convolution.inputs[1])
+    return None if weight is None else np.zeros(weight.shape[0], weight.dtype)
+
+
+def set_parameter(convolution: ir.Node, index: int, content: Array) -> None:
+    """Give a convolution another weight or bias. Its name stays, or is made of the weight's: layers are known by it."""
+    assert convolution.graph is not None
+    convolution.resize_inputs(max(index + 1, len(convolution.inputs)))
+    value, weight_name = convolution.inputs[index], str(source(convolution, 1).name)
+    if value is not None and len(value.uses()) == 1:
+        store(value, content)
+        return
+    name = f"{weight_name.rpartition('.')[0] or weight_name}.bias" if value is None else str(value.name)
+    convolution.replace_input_with(index, add_initializer(convolution.graph, name, content))
+
+
 def owns_weight(layer: ir.Node, weight: ir.Node) -> bool:
     """Return whether nothing but this layer reads a DequantizeLinear, and nothing else the integers behind it."""
     return only_consumer(weight.outputs[0]) is layer and len(source(weight).uses()) == 1

@@ -28,7 +28,7 @@ _LINEAR = (nn.Linear,)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _WITH_CHANNELS_SECOND = (*_CONVOLUTIONS, *_NORMS)
-_OPERATORS: Mapping[Any, str] = {
+OPERATORS: Mapping[Any, str] = {
     **dict.fromkeys((operator.mul, torch.mul, "mul"), "mul"),
     **dict.fromkeys((operator.truediv, torch.div, "div"), "div"),
     **dict.fromkeys((operator.add, torch.add, "add"), "add"),
@@ -56,7 +56,7 @@ def fold_affine(graph: GraphModule) -> None:
 
     What `relative_precision` leaves float stays an operator: `log(x + eps)` says there that x is needed exactly.
     """
-    for node in _foldable(graph):
+    for node in foldable(graph):
         scaled = _scaled(graph, node)
         constant_K = None if scaled is None else _by_channel(graph, scaled)
         if scaled is not None and constant_K is not None:
@@ -71,7 +71,7 @@ def take_output_scales(graph: GraphModule) -> dict[str, OutputScale]:
     One for each layer, or the layer that the batch norm behind it is fused with.
     """
     scales: dict[str, OutputScale] = {}
-    for node in _foldable(graph):
+    for node in foldable(graph):
         scaled = _scaled(graph, node)
         layer = None if scaled is None or _is_fused(graph, node) else _fused_layer(graph, scaled.layer)
         if scaled is None or layer is None or layer in scales:
@@ -85,7 +85,8 @@ def take_output_scales(graph: GraphModule) -> dict[str, OutputScale]:
     return scales
 
 
-def _foldable(graph: GraphModule) -> list[Node]:
+def foldable(graph: GraphModule) -> list[Node]:
+    """Return the nodes that rounding may replace, in order: what `relative_precision` leaves float stays as it is."""
     left = set(operators_of_relative_precision(graph, set(operators_on_constants(graph))))
     return [node for node in graph.graph.nodes if node not in left]
 
@@ -138,7 +139,7 @@ def _erase(graph: GraphModule, node: Node) -> None:
 
 
 def _scaled(graph: GraphModule, node: Node) -> _Scaled | None:
-    name = _OPERATORS.get(node.target) if node.op in ("call_function", "call_method") else None
+    name = OPERATORS.get(node.target) if node.op in ("call_function", "call_method") else None
     if name is None or len(node.args) != 2 or node.kwargs:
         return None
     orders = (node.args, node.args[::-1]) if name in _COMMUTATIVE else (node.args,)

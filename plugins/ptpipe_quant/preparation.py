@@ -204,6 +204,8 @@ def _report_layers(prepared: GraphModule, ctx: Context, *, may_be_idle: bool) ->
         raise StageError(prepared.meta[transforms.IDLE][0])
     for name, reason in prepared.meta[transforms.KEPT_FLOAT].items():
         ctx.log(f"{name} stays float: {reason}")
+    for name, others in prepared.meta[transforms.MERGED].items():
+        ctx.log(f"{name} is one convolution with {', '.join(others)}: their outputs are added")
     for pattern, names in prepared.meta[transforms.REACHED].items():
         ctx.log(f"layers: {pattern!r} decides {', '.join(names) or 'operators without weights'}")
 

@@ -83,6 +83,7 @@ def prepare(config: PrepareConfig, ctx: Context, model: Model, *, may_be_idle: b
         weights=config.weights,
         narrow_weights=_reduced_range(config, ctx),
         whole_outputs=True,
+        merged_branches=True,
         skip=config.skip,
         route=config.route,
         layers=own_options_of(config.layers),

@@ -13,6 +13,7 @@ from torch.fx import GraphModule
 
 from ptpipe import StageError
 from ptpipe_quant.affine_folding import take_output_scales
+from ptpipe_quant.branches import merge_branches
 from ptpipe_quant.fake_quant import fit_learned_ranges, qat_qconfig, use_fixed_grids
 from ptpipe_quant.int8_graph import drop_redundant_clamps, make_clamps_contiguous
 from ptpipe_quant.layer_forms import fold_into_transposed
@@ -44,6 +45,8 @@ COMPUTED = "computed"
 """Key of a prepared network's `meta`: names of `TracedNetwork.computed_weights`."""
 FOLDED = "folded"
 """Key of a prepared network's `meta`: batch norms that are folded although others train."""
+MERGED = "merged"
+"""Key of a prepared network's `meta`: what `merge_branches` returns."""
 REACHED = "reached"
 """Key of a prepared network's `meta`: the layers that each pattern of `layers` decides."""
 IDLE = "idle"
@@ -62,7 +65,7 @@ class _Scheme:
     kernels, whose weights `quant.convert` rounds. `corrected_biases`: layers whose bias `quant.bias_correct` has set;
     those without a bias get one. `float_operators`: see `trace_network`. `narrow_weights`: of all layers, see
     `weight_format`. `whole_outputs`: see `observe_whole_outputs`. `scaled_layers`: see `take_output_scales`.
-    `reduce_range`: of former recipes.
+    `merged_branches`: see `merge_branches`. `reduce_range`: of former recipes.
     """
 
     inputs: Sequence[Mapping[str, Any]]
@@ -77,6 +80,7 @@ class _Scheme:
     narrow_weights: bool = False
     whole_outputs: bool = False
     scaled_layers: bool = False
+    merged_branches: bool = False
     reduce_range: bool = False
 
     def __post_init__(self) -> None:
@@ -94,6 +98,7 @@ class _Scheme:
         purpose: Any = "qat" if is_qat else "static"
         network = trace_network(module, inputs, leaves, self.route, self.float_operators, purpose=purpose)
         graph, left_float = network.graph, network.float_names
+        merged = merge_branches(graph, left_float) if self.merged_branches else {}
         scales = take_output_scales(graph) if self.scaled_layers else {}
         _add_biases(graph, self.corrected_biases)
         narrow_names = [name for name in saturating_layers(graph, self.backend) if name not in left_float]
@@ -118,6 +123,7 @@ class _Scheme:
             KEPT_FLOAT: network.kept_float,
             COMPUTED: network.computed_weights,
             FOLDED: folded,
+            MERGED: merged,
             REACHED: reached,
             IDLE: idle,
         }
@@ -150,7 +156,7 @@ def prepare_static(
 
     `observer`, `percentile`: see the options of `quant.prepare`.
     `calibrating`: return the graph to calibrate, else the one to convert, which has the same state dict.
-    `scheme`: inputs, backend, weights, narrow_weights, whole_outputs, skip, route, layers, stored.
+    `scheme`: inputs, backend, weights, narrow_weights, whole_outputs, merged_branches, skip, route, layers, stored.
     """
 
     def qconfig(layer: Options, **choices: bool) -> Any:

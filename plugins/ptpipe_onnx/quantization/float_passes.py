@@ -6,15 +6,14 @@ accuracy and time, as each part runs on its own: in float a runtime makes one ke
 
 from __future__ import annotations
 
-import numpy as np
 import onnx
 import onnx_ir as ir
 from onnx import ModelProto, version_converter
 from onnx_ir.passes import common
 
+from ptpipe_onnx.branches import merge_branches
 from ptpipe_onnx.graph import (
-    Array,
-    add_initializer,
+    bias_of,
     constant,
     nodes,
     only_consumer,
@@ -22,8 +21,8 @@ from ptpipe_onnx.graph import (
     producer,
     remove_unused,
     replace,
+    set_parameter,
     source,
-    store,
 )
 
 _OPSET = 18
@@ -38,7 +37,10 @@ _MAX_PARTS = 6
 
 
 def write_whole_operators(content: ModelProto) -> ModelProto:
-    """Return a file of one operator for each HardSwish and layer norm, and without scalars around convolutions."""
+    """Return a file of one operator for each HardSwish, layer norm and convolution of several branches.
+
+    Scalars around convolutions are part of them.
+    """
     own = max((of.version for of in content.opset_import if of.domain in ("", "ai.onnx")), default=_OPSET)
     if own < _OPSET:
         content = version_converter.convert_version(content, _OPSET)
@@ -46,6 +48,7 @@ def write_whole_operators(content: ModelProto) -> ModelProto:
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     _apply_rules(model)
     _fold_scalars(model.graph)
+    merge_branches(model.graph)
     remove_unused(model)
     content = onnx.shape_inference.infer_shapes(ir.to_proto(model))
     stored = {tensor.name for tensor in content.graph.initializer}
@@ -72,36 +75,16 @@ def _fold_scalars(graph: ir.Graph) -> None:
     for convolution in nodes(graph, "Conv"):
         while (behind := only_consumer(convolution.outputs[0], "Mul", "Add")) is not None:
             number = constant(other_input(behind, convolution.outputs[0]))
-            weight, bias_O = constant(convolution.inputs[1]), _bias(convolution)
+            weight, bias_O = constant(convolution.inputs[1]), bias_of(convolution)
             if number is None or weight is None or bias_O is None or number.size != 1 or number.ndim > weight.ndim:
                 break
             if behind.op_type == "Mul":
-                _set_parameter(convolution, 2, bias_O * number.reshape(()))  # while the weight has its name
-                _set_parameter(convolution, 1, weight * number.reshape(()))
+                set_parameter(convolution, 2, bias_O * number.reshape(()))  # while the weight has its name
+                set_parameter(convolution, 1, weight * number.reshape(()))
             else:
-                _set_parameter(convolution, 2, bias_O + number.reshape(()))
+                set_parameter(convolution, 2, bias_O + number.reshape(()))
             replace(behind.outputs[0], convolution.outputs[0])
             graph.remove(behind, safe=True)
-
-
-def _bias(convolution: ir.Node) -> Array | None:
-    """Return the bias of a convolution, zeros where it has none; None if it is not constant."""
-    if len(convolution.inputs) > 2 and convolution.inputs[2] is not None:
-        return constant(convolution.inputs[2])
-    weight = constant(convolution.inputs[1])
-    return None if weight is None else np.zeros(weight.shape[0], weight.dtype)
-
-
-def _set_parameter(convolution: ir.Node, index: int, content: Array) -> None:
-    """Give a convolution another weight or bias. Its name stays, or is made of the weight's: layers are known by it."""
-    assert convolution.graph is not None
-    convolution.resize_inputs(max(index + 1, len(convolution.inputs)))
-    value, weight_name = convolution.inputs[index], str(source(convolution, 1).name)
-    if value is not None and len(value.uses()) == 1:
-        store(value, content)
-        return
-    name = f"{weight_name.rpartition('.')[0] or weight_name}.bias" if value is None else str(value.name)
-    convolution.replace_input_with(index, add_initializer(convolution.graph, name, content))
 
 
 def float_parts(content: ModelProto) -> list[str]:

@@ -1,0 +1,130 @@
+"""Graph pass for float files: parallel depthwise convolutions and batch norms whose outputs are added are one.
+
+What `ptpipe_quant.branches` does for int8 networks. ONNX Runtime (1.32) computes each branch and each sum.
+
+Shape legend: K output channels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+import torch
+
+from ptpipe_onnx.graph import (
+    bias_of,
+    constant,
+    int_attribute,
+    known_shape,
+    nodes,
+    only_consumer,
+    producer,
+    replace,
+    set_parameter,
+    source,
+)
+from ptpipe_torch.merged_convolution import Depthwise, merged
+
+_SIGNS = {"Add": 1.0, "Sub": -1.0}
+
+
+@dataclass(frozen=True)
+class _Branch:
+    """A Conv or a BatchNormalization of `source`, or the one behind the other."""
+
+    source: ir.Value
+    convolution: Depthwise
+    """That computes the same."""
+    node: ir.Node | None
+    """The Conv, if there is one."""
+
+
+def merge_branches(graph: ir.Graph) -> None:
+    """Replace sums and differences of branches by one convolution, in place."""
+    for node in nodes(graph, *_SIGNS):
+        _merge(node)
+
+
+def _merge(node: ir.Node) -> None:
+    values = source(node, 0), source(node, 1)
+    shapes = [known_shape(value) or (None,) for value in values]
+    if shapes[0] != shapes[1] or None in shapes[0] or (branches := _branches(*values)) is None:
+        return
+    first, second = branches
+    total = merged(first.convolution, second.convolution.times(_SIGNS[node.op_type]))
+    if total is None or (kept := branches[total[0]].node) is None:
+        return
+    convolution = total[1]
+    replace(node.outputs[0], kept.outputs[0])
+    _graph(node).remove(node, safe=True)
+    behind = values[total[0]].producer()
+    while behind is not None and behind is not kept:  # nothing reads these any more
+        before = source(behind).producer()
+        _graph(behind).remove(behind, safe=True)
+        behind = before
+    norm = only_consumer(kept.outputs[0], "BatchNormalization")
+    constants_K = None if norm is None else _of_norm(norm)
+    if norm is not None and constants_K is not None:  # fused as the exporter's rules fuse others
+        convolution = convolution.scaled(*constants_K)
+        replace(norm.outputs[0], kept.outputs[0])
+        _graph(norm).remove(norm, safe=True)
+    # The bias first, as its name is made of the weight's.
+    for index, parameter in ((2, convolution.bias_K), (1, convolution.weight)):
+        set_parameter(kept, index, parameter.numpy().astype(np.float32))
+
+
+def _branches(*values: ir.Value) -> tuple[_Branch, _Branch] | None:
+    first, second = map(_branch, values)
+    return None if first is None or second is None or first.source is not second.source else (first, second)
+
+
+def _branch(value: ir.Value) -> _Branch | None:
+    """Return the branch that ends in a value, if nothing reads the value but the sum."""
+    if only_consumer(value) is None:
+        return None
+    node = producer(value, "Conv", "BatchNormalization")
+    if node is None or node.op_type == "Conv":
+        return None if node is None else _convolution(node)
+    constants_K, before = _of_norm(node), source(node)
+    branch = _branch(before) or _identity(before)
+    if constants_K is None or branch is None:
+        return None
+    return _Branch(branch.source, branch.convolution.scaled(*constants_K), branch.node)
+
+
+def _convolution(node: ir.Node) -> _Branch | None:
+    weight, bias_K = constant(node.inputs[1]), bias_of(node)
+    pads_itself = node.attributes.get_string("auto_pad", "NOTSET") != "NOTSET"
+    if weight is None or weight.dtype != np.float32 or weight.shape[1] != 1 or bias_K is None or pads_itself:
+        return None
+    ones = (1,) * (weight.ndim - 2)
+    (num_inputs,) = int_attribute(node, "group", (1,))
+    strides, dilations = (int_attribute(node, name, ones) for name in ("strides", "dilations"))
+    padding = int_attribute(node, "pads", (0,) * 2 * len(ones))[: len(ones)]
+    convolution = Depthwise(torch.tensor(weight), torch.tensor(bias_K), num_inputs, strides, padding, dilations)
+    return _Branch(source(node), convolution, node)
+
+
+def _identity(value: ir.Value) -> _Branch | None:
+    shape = known_shape(value) or ()
+    if len(shape) < 3 or not isinstance(shape[1], int):
+        return None
+    return _Branch(value, Depthwise.identity(shape[1], len(shape) - 2), None)
+
+
+def _of_norm(node: ir.Node) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Return what a batch norm multiplies each channel by, and what it adds, K."""
+    values = [constant(value) for value in node.inputs[1:]]
+    if any(value is None or value.ndim != 1 for value in values) or int_attribute(node, "training_mode", (0,)) != (0,):
+        return None
+    gamma_K, beta_K, mean_K, variance_K = (torch.tensor(value).double() for value in values)
+    epsilon = node.attributes["epsilon"].as_float() if "epsilon" in node.attributes else 1e-5
+    factor_K = gamma_K / (variance_K + epsilon).sqrt()
+    return factor_K, beta_K - mean_K * factor_K
+
+
+def _graph(node: ir.Node) -> ir.Graph:
+    assert isinstance(node.graph, ir.Graph)
+    return node.graph

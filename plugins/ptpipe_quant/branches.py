@@ -1,0 +1,151 @@
+"""Parallel depthwise convolutions and batch norms whose outputs are added: one convolution, as MobileOne is shipped.
+
+Networks are trained with such branches (MobileOne, FastViT, RepViT, RepGhost): each is an operator and a rounding.
+Residual connections are none: next to a weight of 1, those of a branch that adds a little would be rounded away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import GraphModule, Node
+
+from ptpipe_quant.affine_folding import OPERATORS, fold_affine, foldable
+from ptpipe_quant.float_nodes import is_layer
+from ptpipe_quant.functional_weights import belongs_to
+from ptpipe_quant.functionalize import SHAPE
+from ptpipe_torch.merged_convolution import Depthwise, merged
+
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_SIGNS = {"add": 1.0, "sub": -1.0}
+
+
+@dataclass(frozen=True)
+class _Branch:
+    """A convolution or a batch norm of `source`, or the one behind the other."""
+
+    source: Node
+    convolution: Depthwise
+    """That computes the same."""
+    layer: Node | None
+    """The call of the convolution, if there is one."""
+    names: tuple[str, ...]
+    """Of the layers."""
+
+
+def merge_branches(graph: GraphModule, float_names: Sequence[str]) -> dict[str, list[str]]:
+    """Replace sums and differences of branches by one convolution, in place.
+
+    Return what is merged, by the name of the branch that it is part of from now on: the one with the largest kernel.
+    Other branches that must be float are not merged. `float_names`: layers that must be float.
+    """
+    found: dict[str, list[str]] = {}
+    for node in foldable(graph):
+        branches = _branches(graph, node)
+        kept = None if branches is None else _merge(graph, node, branches, float_names)
+        if branches is not None and kept is not None:
+            other = next(branch for branch in branches if branch is not kept)
+            absorbed = [inner for own in other.names for inner in (own, *found.pop(own, ()))]
+            found.setdefault(kept.names[0], []).extend(absorbed)
+    if found:
+        graph.graph.eliminate_dead_code()
+        graph.delete_all_unused_submodules()
+        fold_affine(graph)  # layer scale behind a sum
+        graph.recompile()
+    return found
+
+
+def _merge(
+    graph: GraphModule, node: Node, branches: tuple[_Branch, _Branch], float_names: Sequence[str]
+) -> _Branch | None:
+    """Replace a sum, in place; return the branch that is left. None if the branches can't be one."""
+    first, second = branches
+    total = merged(first.convolution, second.convolution.times(_SIGNS[OPERATORS[node.target]]))
+    if total is None:
+        return None
+    kept, other = branches[total[0]], branches[1 - total[0]]
+    if kept.layer is None or any(belongs_to(name, float_names) for name in other.names):
+        return None
+    layer: Any = graph.get_submodule(str(kept.layer.target))
+    layer.weight = nn.Parameter(total[1].weight.to(layer.weight.dtype))
+    layer.bias = nn.Parameter(total[1].bias_K.to(layer.weight.dtype))
+    behind: Any = node.args[total[0]]
+    node.replace_all_uses_with(kept.layer)
+    graph.graph.erase_node(node)
+    while behind is not kept.layer:  # nothing reads these any more
+        before = behind.all_input_nodes[0]
+        graph.graph.erase_node(behind)
+        behind = before
+    return kept
+
+
+def _branches(graph: GraphModule, node: Node) -> tuple[_Branch, _Branch] | None:
+    """Return what a sum or a difference is of, if these are two branches from one tensor."""
+    is_sum = node.op in ("call_function", "call_method") and OPERATORS.get(node.target) in _SIGNS
+    is_of_two = len(node.args) == 2 and not node.kwargs and all(isinstance(value, Node) for value in node.args)
+    if not is_sum or not is_of_two:
+        return None
+    values: Any = node.args
+    first, second = (_branch(graph, value) for value in values)
+    if first is None or second is None or first.source is not second.source:
+        return None
+    is_broadcast = values[0].meta.get(SHAPE) != values[1].meta.get(SHAPE)
+    return None if is_broadcast else (first, second)
+
+
+def _branch(graph: GraphModule, value: Node) -> _Branch | None:
+    """Return the branch that ends in a tensor, if nothing reads the tensor but the sum."""
+    value = _read(graph, value)
+    if not is_layer(graph, value, *_NORMS) or len(value.users) > 1:
+        return _convolution(graph, value)
+    norm: Any = graph.get_submodule(str(value.target))
+    if norm.running_var is None:
+        return None
+    source: Any = value.args[0]
+    branch = _convolution(graph, _read(graph, source)) or _identity(_copied(graph, source))
+    if branch is None:
+        return None
+    factor_K = norm.weight.double() / (norm.running_var.double() + norm.eps).sqrt()
+    summand_K = norm.bias.double() - norm.running_mean.double() * factor_K
+    convolution = branch.convolution.scaled(factor_K, summand_K)
+    return _Branch(branch.source, convolution, branch.layer, (*branch.names, str(value.target)))
+
+
+def _convolution(graph: GraphModule, value: Node) -> _Branch | None:
+    if not is_layer(graph, value, *_CONVOLUTIONS) or len(value.users) > 1:
+        return None
+    layer: Any = graph.get_submodule(str(value.target))
+    is_plain = type(layer) in _CONVOLUTIONS and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+    if not is_plain or layer.in_channels != layer.groups or SHAPE not in value.meta:
+        return None
+    weight = layer.weight.detach()
+    bias_K = torch.zeros(len(weight)) if layer.bias is None else layer.bias.detach()
+    convolution = Depthwise(weight, bias_K, layer.groups, layer.stride, layer.padding, layer.dilation)
+    source: Any = value.args[0]
+    return _Branch(_copied(graph, source), convolution, value, (str(value.target),))
+
+
+def _identity(source: Node) -> _Branch | None:
+    shape = source.meta.get(SHAPE, ())
+    if len(shape) < 3:
+        return None
+    return _Branch(source, Depthwise.identity(shape[1], len(shape) - 2), None, ())
+
+
+def _read(graph: GraphModule, value: Node) -> Node:
+    """Return the tensor that a tensor is a copy of, if nothing reads that but the copy."""
+    while is_layer(graph, value, nn.Identity) and len(value.users) == 1:
+        value = value.all_input_nodes[0]
+    return value
+
+
+def _copied(graph: GraphModule, value: Node) -> Node:
+    """Return the tensor that a tensor is a copy of."""
+    while is_layer(graph, value, nn.Identity):
+        value = value.all_input_nodes[0]
+    return value

@@ -1,0 +1,80 @@
+"""Depthwise convolutions of one tensor whose outputs are added are one, if its kernel has room for theirs.
+
+Of one channel for each output alone: int8 weights lose more than the branches where more of them are rounded together.
+
+Source: X. Ding et al., RepVGG: Making VGG-style ConvNets Great Again, CVPR 2021, section 3.3 (structural
+re-parameterization).
+Shape legend: K output channels; a kernel has one to three axes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+
+@dataclass(frozen=True)
+class Depthwise:
+    """A convolution of one channel for each output, with zeros around its input."""
+
+    weight: torch.Tensor
+    """Floats (K, 1, *kernel)."""
+    bias_K: torch.Tensor
+    num_inputs: int
+    """Channels, of which each is read by as many outputs."""
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    """Zeros before the first element of each axis."""
+    dilation: tuple[int, ...]
+
+    @classmethod
+    def identity(cls, num_channels: int, num_axes: int) -> Depthwise:
+        """Return the convolution that returns its input of `num_channels` channels and `num_axes` further axes."""
+        ones, zeros = (1,) * num_axes, (0,) * num_axes
+        return cls(torch.ones(num_channels, 1, *ones), torch.zeros(num_channels), num_channels, ones, zeros, ones)
+
+    def scaled(self, factor_K: torch.Tensor, summand_K: torch.Tensor) -> Depthwise:
+        """Return the convolution whose output is `factor_K` times this one's and `summand_K`."""
+        weight = self.weight.double() * factor_K.double().view(-1, *(1,) * (self.weight.dim() - 1))
+        return replace(self, weight=weight, bias_K=self.bias_K.double() * factor_K.double() + summand_K.double())
+
+    def times(self, factor: float) -> Depthwise:
+        """Return the convolution whose output is `factor` times this one's."""
+        zeros_K = torch.zeros(len(self.bias_K))
+        return self.scaled(zeros_K + factor, zeros_K)
+
+    def plus(self, other: Depthwise) -> Depthwise | None:
+        """Return the convolution whose output is the sum of both, for inputs where the outputs have one shape.
+
+        It has this one's kernel, stride and padding. None where there is no place for the other's weights.
+        """
+        places = [self._places(other, axis) for axis in range(len(self.stride))]
+        has_channels = len(self.bias_K) == len(other.bias_K) and self.num_inputs == other.num_inputs
+        if self.stride != other.stride or not has_channels or None in places:
+            return None
+        weight = self.weight.double().clone()
+        weight[(slice(None), slice(None), *(place for place in places if place is not None))] += other.weight.double()
+        return replace(self, weight=weight, bias_K=self.bias_K.double() + other.bias_K.double())
+
+    def _places(self, other: Depthwise, axis: int) -> slice | None:
+        """Return where in this kernel the elements of the other's are, along one axis; None if some are outside."""
+        size, other_size = self.weight.shape[2 + axis], other.weight.shape[2 + axis]
+        step = self.dilation[axis]
+        other_step = other.dilation[axis] if other_size > 1 else step
+        first = self.padding[axis] - other.padding[axis]
+        last = first + (other_size - 1) * other_step
+        if first < 0 or last > (size - 1) * step or first % step or other_step % step:
+            return None
+        return slice(first // step, last // step + 1, other_step // step)
+
+
+def merged(first: Depthwise, second: Depthwise) -> tuple[int, Depthwise] | None:
+    """Return which of two convolutions of one tensor has the kernel of their sum, 0 or 1, and the sum; None: neither.
+
+    Of equal kernels, the first has.
+    """
+    for index, total in enumerate((first.plus(second), second.plus(first))):
+        if total is not None:
+            return index, total
+    return None
