@@ -118,7 +118,7 @@ class OptionsByLayer:
         if not nodes:
             return (
                 f"layers: {rule.pattern!r} decides nothing: all that it matches stays float, is matched by a pattern "
-                "above it, or is no layer of its own in the graph (route)"
+                "above it, is one convolution with another branch, or is no layer of its own in the graph (route)"
             )
         if "weights" not in rule.options:
             return None
