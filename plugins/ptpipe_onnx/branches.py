@@ -44,10 +44,10 @@ class _Branch:
 def merge_branches(graph: ir.Graph) -> None:
     """Replace sums and differences of branches by one convolution, in place."""
     for node in nodes(graph, *_SIGNS):
-        _merge(node)
+        _merge(graph, node)
 
 
-def _merge(node: ir.Node) -> None:
+def _merge(graph: ir.Graph, node: ir.Node) -> None:
     values = source(node, 0), source(node, 1)
     shapes = [known_shape(value) or (None,) for value in values]
     if shapes[0] != shapes[1] or None in shapes[0] or (branches := _branches(*values)) is None:
@@ -58,18 +58,18 @@ def _merge(node: ir.Node) -> None:
         return
     convolution = total[1]
     replace(node.outputs[0], kept.outputs[0])
-    _graph(node).remove(node, safe=True)
+    graph.remove(node, safe=True)
     behind = values[total[0]].producer()
     while behind is not None and behind is not kept:  # nothing reads these any more
         before = source(behind).producer()
-        _graph(behind).remove(behind, safe=True)
+        graph.remove(behind, safe=True)
         behind = before
     norm = only_consumer(kept.outputs[0], "BatchNormalization")
-    constants_K = None if norm is None else _of_norm(norm)
-    if norm is not None and constants_K is not None:  # fused as the exporter's rules fuse others
-        convolution = convolution.scaled(*constants_K)
+    fused = None if norm is None else _normalized(convolution, norm)
+    if norm is not None and fused is not None:  # as the exporter's rules fuse others
+        convolution = fused
         replace(norm.outputs[0], kept.outputs[0])
-        _graph(norm).remove(norm, safe=True)
+        graph.remove(norm, safe=True)
     # The bias first, as its name is made of the weight's.
     for index, parameter in ((2, convolution.bias_K), (1, convolution.weight)):
         set_parameter(kept, index, parameter.numpy().astype(np.float32))
@@ -84,14 +84,13 @@ def _branch(value: ir.Value) -> _Branch | None:
     """Return the branch that ends in a value, if nothing reads the value but the sum."""
     if only_consumer(value) is None:
         return None
-    node = producer(value, "Conv", "BatchNormalization")
-    if node is None or node.op_type == "Conv":
-        return None if node is None else _convolution(node)
-    constants_K, before = _of_norm(node), source(node)
-    branch = _branch(before) or _identity(before)
-    if constants_K is None or branch is None:
+    if (node := producer(value, "Conv")) is not None:
+        return _convolution(node)
+    if (norm := producer(value, "BatchNormalization")) is None:
         return None
-    return _Branch(branch.source, branch.convolution.scaled(*constants_K), branch.node)
+    branch = _branch(source(norm)) or _identity(source(norm))
+    convolution = None if branch is None else _normalized(branch.convolution, norm)
+    return None if branch is None or convolution is None else _Branch(branch.source, convolution, branch.node)
 
 
 def _convolution(node: ir.Node) -> _Branch | None:
@@ -114,17 +113,11 @@ def _identity(value: ir.Value) -> _Branch | None:
     return _Branch(value, Depthwise.identity(shape[1], len(shape) - 2), None)
 
 
-def _of_norm(node: ir.Node) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Return what a batch norm multiplies each channel by, and what it adds, K."""
-    values = [constant(value) for value in node.inputs[1:]]
-    if any(value is None or value.ndim != 1 for value in values) or int_attribute(node, "training_mode", (0,)) != (0,):
+def _normalized(convolution: Depthwise, norm: ir.Node) -> Depthwise | None:
+    """Return the convolution with a batch norm behind it; None if the norm's parameters are not constant."""
+    values = [constant(value) for value in norm.inputs[1:]]
+    if any(value is None or value.ndim != 1 for value in values) or int_attribute(norm, "training_mode", (0,)) != (0,):
         return None
-    gamma_K, beta_K, mean_K, variance_K = (torch.tensor(value).double() for value in values)
-    epsilon = node.attributes["epsilon"].as_float() if "epsilon" in node.attributes else 1e-5
-    factor_K = gamma_K / (variance_K + epsilon).sqrt()
-    return factor_K, beta_K - mean_K * factor_K
-
-
-def _graph(node: ir.Node) -> ir.Graph:
-    assert isinstance(node.graph, ir.Graph)
-    return node.graph
+    gamma_K, beta_K, mean_K, variance_K = map(torch.tensor, values)
+    epsilon = norm.attributes["epsilon"].as_float() if "epsilon" in norm.attributes else 1e-5
+    return convolution.normalized(gamma_K, beta_K, mean_K, variance_K, epsilon)

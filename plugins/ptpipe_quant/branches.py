@@ -45,11 +45,12 @@ def merge_branches(graph: GraphModule, float_names: Sequence[str]) -> dict[str, 
     Other branches that must be float are not merged. `float_names`: layers that must be float.
     """
     found: dict[str, list[str]] = {}
+    if not any(_branches(graph, node) for node in graph.graph.nodes):
+        return found  # spares most networks what follows
     for node in foldable(graph):
-        branches = _branches(graph, node)
-        kept = None if branches is None else _merge(graph, node, branches, float_names)
-        if branches is not None and kept is not None:
-            other = next(branch for branch in branches if branch is not kept)
+        merging = _merge(graph, node, float_names)
+        if merging is not None:
+            kept, other = merging
             absorbed = [inner for own in other.names for inner in (own, *found.pop(own, ()))]
             found.setdefault(kept.names[0], []).extend(absorbed)
     if found:
@@ -60,10 +61,11 @@ def merge_branches(graph: GraphModule, float_names: Sequence[str]) -> dict[str, 
     return found
 
 
-def _merge(
-    graph: GraphModule, node: Node, branches: tuple[_Branch, _Branch], float_names: Sequence[str]
-) -> _Branch | None:
-    """Replace a sum, in place; return the branch that is left. None if the branches can't be one."""
+def _merge(graph: GraphModule, node: Node, float_names: Sequence[str]) -> tuple[_Branch, _Branch] | None:
+    """Replace a sum of two branches by one of them, in place; return that one, then the other; None: they stay."""
+    branches = _branches(graph, node)
+    if branches is None:
+        return None
     first, second = branches
     total = merged(first.convolution, second.convolution.times(_SIGNS[OPERATORS[node.target]]))
     if total is None:
@@ -81,7 +83,7 @@ def _merge(
         before = behind.all_input_nodes[0]
         graph.graph.erase_node(behind)
         behind = before
-    return kept
+    return kept, other
 
 
 def _branches(graph: GraphModule, node: Node) -> tuple[_Branch, _Branch] | None:
@@ -110,9 +112,8 @@ def _branch(graph: GraphModule, value: Node) -> _Branch | None:
     branch = _convolution(graph, _read(graph, source)) or _identity(_copied(graph, source))
     if branch is None:
         return None
-    factor_K = norm.weight.double() / (norm.running_var.double() + norm.eps).sqrt()
-    summand_K = norm.bias.double() - norm.running_mean.double() * factor_K
-    convolution = branch.convolution.scaled(factor_K, summand_K)
+    statistics = (norm.running_mean, norm.running_var)
+    convolution = branch.convolution.normalized(norm.weight, norm.bias, *statistics, norm.eps)
     return _Branch(branch.source, convolution, branch.layer, (*branch.names, str(value.target)))
 
 

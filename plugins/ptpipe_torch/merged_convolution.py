@@ -39,6 +39,13 @@ class Depthwise:
         weight = self.weight.double() * factor_K.double().view(-1, *(1,) * (self.weight.dim() - 1))
         return replace(self, weight=weight, bias_K=self.bias_K.double() * factor_K.double() + summand_K.double())
 
+    def normalized(
+        self, gamma_K: torch.Tensor, beta_K: torch.Tensor, mean_K: torch.Tensor, variance_K: torch.Tensor, eps: float
+    ) -> Depthwise:
+        """Return the convolution whose output is that of a batch norm, in eval mode, behind this one."""
+        factor_K = gamma_K.double() / (variance_K.double() + eps).sqrt()
+        return self.scaled(factor_K, beta_K.double() - mean_K.double() * factor_K)
+
     def times(self, factor: float) -> Depthwise:
         """Return the convolution whose output is `factor` times this one's."""
         zeros_K = torch.zeros(len(self.bias_K))
