@@ -8,11 +8,12 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from ptpipe import Context, StageError, nearest
+from ptpipe import Context, StageError, host, nearest
 from ptpipe_eval.comparison import Comparison, Row
 from ptpipe_eval.graph.companions import count_costs, with_limits
 from ptpipe_eval.latency.estimate import MIN_STARTS
 from ptpipe_eval.latency.inputs import CellBatches, check_lengths, spread_inputs
+from ptpipe_eval.latency.latencies import is_slower
 from ptpipe_eval.latency.session import METHOD, Session
 from ptpipe_eval.predict import EvalSplit, Evaluation, evaluate_split, progress_callback, select_split
 from ptpipe_eval.quality.details import Details, ModelDetails
@@ -146,6 +147,8 @@ def timed_rows(
     rows, peaks = with_limits(rows, models, split)
     if disturbance := describe_disturbance(rows):
         ctx.notice(f"{disturbance}; --fresh {ctx.stage_id} measures again")
+    if slower := describe_slower_int8(rows, rows[baseline]):
+        ctx.notice(slower)
     return rows, peaks
 
 
@@ -158,6 +161,30 @@ def describe_disturbance(rows: Sequence[Row]) -> str | None:
         f"latency at {'; '.join(cells)}: other programs used the processors, or the budget was too short for "
         f"{MIN_STARTS} starts of every model, so no model can be called faster than another"
     )
+
+
+def describe_slower_int8(rows: Sequence[Row], baseline: Row) -> str | None:
+    """Name the models that are slower than the float model that the same engine runs; None if there are none.
+
+    Of each, the batch size and number of threads where it is slowest. The table says it where the float model is the
+    baseline.
+    """
+    found = []
+    for row in rows:
+        engine = row.format.partition(" ")[0]
+        floats = [other for other in rows if other.format == f"{engine} float32"]
+        if len(floats) != 1 or floats[0] in (row, baseline):  # of several, one may be of another network
+            continue
+        slower = [pair for pair in zip(row.latencies, floats[0].latencies, strict=True) if is_slower(*pair)]
+        if slower:
+            own, reference = max(slower, key=lambda pair: pair[0].ratio / pair[1].ratio)
+            ratio = own.ratio / reference.ratio
+            found.append(f"{row.name} takes {ratio:.2f}x the time of {floats[0].name} ({own.label})")
+    if not found:
+        return None
+    flags = host.cpu_flags()
+    reason = ", which has no VNNI" if flags is not None and flags.isdisjoint(host.VNNI_FLAGS) else ""
+    return f"int8 is slower than float on this machine{reason}: {'; '.join(found)}"
 
 
 def choose_baseline(configured: str | None, names: Sequence[str]) -> str:

@@ -75,6 +75,16 @@ class Latency:
         return cls(**{**content, "round_ratios": tuple(content["round_ratios"])})
 
 
+def is_slower(latency: Latency, other: Latency) -> bool:
+    """Return whether a model is slower than another of its session, for certain and by more than noise.
+
+    Both latencies have intervals of their ratio to the baseline's; where these overlap, nothing is claimed.
+    """
+    if latency.ratio_low is None or other.ratio_high is None or latency.noise is None:
+        return False
+    return latency.ratio_low > other.ratio_high and latency.ratio > other.ratio * (1 + latency.noise)
+
+
 @dataclass(frozen=True)
 class StartUp:
     """What a model takes before its first result, in a fresh process that has its libraries loaded."""

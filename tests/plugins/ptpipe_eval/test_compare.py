@@ -10,7 +10,7 @@ import pytest
 from ptpipe import Context, IntegrityError, StageError, host
 from ptpipe.events import Metric, Notice, Progress
 from ptpipe_eval import Comparison, Row, StartUp, eval_compare, eval_latency, eval_predict
-from ptpipe_eval.compare import describe_disturbance
+from ptpipe_eval.compare import describe_disturbance, describe_slower_int8
 from ptpipe_eval.config import CompareConfig, EvalLatencyConfig, PredictConfig
 from ptpipe_eval.graph.facts import Costs, Peaks
 from ptpipe_eval.quality import recorder
@@ -143,6 +143,43 @@ def test_what_can_not_be_measured_is_reported(table) -> None:
         "latency at batch 32, all threads: other programs used the processors, or the budget was too short for 3 "
         "starts of every model, so no model can be called faster than another"
     )
+
+
+def _rows(*models: tuple[str, str, float, float]) -> list[Row]:
+    """Return a row for each name, format, and ratio to the baseline with one image and with 32."""
+    return [
+        Row(name, format_, 1, {}, (latency(1, 1, one), latency(32, 1, many))) for name, format_, one, many in models
+    ]
+
+
+@pytest.mark.parametrize(("flags", "why"), [({"avx2"}, ", which has no VNNI"), ({"avx_vnni"}, ""), (None, "")])
+def test_int8_that_is_slower_than_float_is_named(monkeypatch, flags, why) -> None:
+    monkeypatch.setattr(host, "cpu_flags", lambda: flags)
+    rows = _rows(
+        ("net", "torch float32", 1, 1),
+        ("torch_int8", "torch int8 fbgemm", 1.5, 1.5),  # the table says it
+        ("float", "onnx float32", 0.4, 0.5),
+        ("static", "onnx int8", 0.5, 0.7),
+        ("dynamic", "onnx int8 dynamic", 0.3, 0.6),
+        ("same", "onnx int8", 0.41, 0.51),
+        ("openvino", "openvino int8", 0.9, 0.9),
+    )
+    assert describe_slower_int8(rows, rows[0]) == (
+        f"int8 is slower than float on this machine{why}: "
+        "static takes 1.40x the time of float (batch 32, one thread); "
+        "dynamic takes 1.20x the time of float (batch 32, one thread)"
+    )
+
+
+def test_no_model_is_called_slower_without_certainty() -> None:
+    rows = _rows(("net", "torch float32", 1, 1), ("float", "onnx float32", 0.4, 0.5), ("int8", "onnx int8", 0.6, 0.4))
+    assert describe_slower_int8(rows, rows[0]) is not None
+    assert describe_slower_int8(rows, rows[1]) is None
+    assert describe_slower_int8([*rows, replace(rows[1], name="of another network")], rows[0]) is None
+    cells = ({"ratio_low": 0.3, "ratio_high": 0.9}, {"ratio_low": None, "ratio_high": None}, {"noise": 0.6})
+    for fields in cells:
+        unsure = replace(rows[2], latencies=(latency(1, 1, 0.6, **fields), rows[2].latencies[1]))
+        assert describe_slower_int8([*rows[:2], unsure], rows[0]) is None
 
 
 def test_a_comparison_is_saved_and_loaded(digits, pair, context, tmp_path) -> None:
