@@ -1,4 +1,4 @@
-"""Graph pass for float files: parallel depthwise convolutions and batch norms whose outputs are added are one.
+"""Graph pass for float files: parallel convolutions and batch norms whose outputs are added are one.
 
 What `ptpipe_quant.branches` does for int8 networks. ONNX Runtime (1.32) computes each branch and each sum.
 
@@ -25,7 +25,7 @@ from ptpipe_onnx.graph import (
     set_parameter,
     source,
 )
-from ptpipe_torch.merged_convolution import Depthwise, merged
+from ptpipe_torch.merged_convolution import Convolution, merged
 
 _SIGNS = {"Add": 1.0, "Sub": -1.0}
 
@@ -35,25 +35,26 @@ class _Branch:
     """A Conv or a BatchNormalization of `source`, or the one behind the other."""
 
     source: ir.Value
-    convolution: Depthwise
+    convolution: Convolution
     """That computes the same."""
     node: ir.Node | None
     """The Conv, if there is one."""
 
 
-def merge_branches(graph: ir.Graph) -> None:
-    """Replace sums and differences of branches by one convolution, in place."""
+def merge_branches(graph: ir.Graph, *, mixed_sizes: bool) -> None:
+    """Replace sums and differences of branches by one convolution, in place. `mixed_sizes`: see `merged`."""
     for node in nodes(graph, *_SIGNS):
-        _merge(graph, node)
+        _merge(graph, node, mixed_sizes=mixed_sizes)
 
 
-def _merge(graph: ir.Graph, node: ir.Node) -> None:
+def _merge(graph: ir.Graph, node: ir.Node, *, mixed_sizes: bool) -> None:
     values = source(node, 0), source(node, 1)
     shapes = [known_shape(value) or (None,) for value in values]
     if shapes[0] != shapes[1] or None in shapes[0] or (branches := _branches(*values)) is None:
         return
     first, second = branches
-    total = merged(first.convolution, second.convolution.times(_SIGNS[node.op_type]))
+    other = second.convolution.times(_SIGNS[node.op_type])
+    total = merged(first.convolution, other, mixed_sizes=mixed_sizes)
     if total is None or (kept := branches[total[0]].node) is None:
         return
     convolution = total[1]
@@ -96,13 +97,13 @@ def _branch(value: ir.Value) -> _Branch | None:
 def _convolution(node: ir.Node) -> _Branch | None:
     weight, bias_K = constant(node.inputs[1]), bias_of(node)
     pads_itself = node.attributes.get_string("auto_pad", "NOTSET") != "NOTSET"
-    if weight is None or weight.dtype != np.float32 or weight.shape[1] != 1 or bias_K is None or pads_itself:
+    if weight is None or weight.dtype != np.float32 or bias_K is None or pads_itself:
         return None
     ones = (1,) * (weight.ndim - 2)
-    (num_inputs,) = int_attribute(node, "group", (1,))
+    (groups,) = int_attribute(node, "group", (1,))
     strides, dilations = (int_attribute(node, name, ones) for name in ("strides", "dilations"))
     padding = int_attribute(node, "pads", (0,) * 2 * len(ones))[: len(ones)]
-    convolution = Depthwise(torch.tensor(weight), torch.tensor(bias_K), num_inputs, strides, padding, dilations)
+    convolution = Convolution(torch.tensor(weight), torch.tensor(bias_K), groups, strides, padding, dilations)
     return _Branch(source(node), convolution, node)
 
 
@@ -110,10 +111,10 @@ def _identity(value: ir.Value) -> _Branch | None:
     shape = known_shape(value) or ()
     if len(shape) < 3 or not isinstance(shape[1], int):
         return None
-    return _Branch(value, Depthwise.identity(shape[1], len(shape) - 2), None)
+    return _Branch(value, Convolution.identity(shape[1], len(shape) - 2), None)
 
 
-def _normalized(convolution: Depthwise, norm: ir.Node) -> Depthwise | None:
+def _normalized(convolution: Convolution, norm: ir.Node) -> Convolution | None:
     """Return the convolution with a batch norm behind it; None if the norm's parameters are not constant."""
     values = [constant(value) for value in norm.inputs[1:]]
     if any(value is None or value.ndim != 1 for value in values) or int_attribute(norm, "training_mode", (0,)) != (0,):

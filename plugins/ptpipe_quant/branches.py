@@ -1,6 +1,6 @@
-"""Parallel depthwise convolutions and batch norms whose outputs are added: one convolution, as MobileOne is shipped.
+"""Parallel convolutions and batch norms whose outputs are added: one convolution, as RepVGG and MobileOne are shipped.
 
-Networks are trained with such branches (MobileOne, FastViT, RepViT, RepGhost): each is an operator and a rounding.
+Networks are trained with such branches (also FastViT, RepViT, RepGhost): each is an operator and a rounding.
 Residual connections are none: next to a weight of 1, those of a branch that adds a little would be rounded away.
 """
 
@@ -18,7 +18,7 @@ from ptpipe_quant.affine_folding import OPERATORS, fold_affine, foldable
 from ptpipe_quant.float_nodes import is_layer
 from ptpipe_quant.functional_weights import belongs_to
 from ptpipe_quant.functionalize import SHAPE
-from ptpipe_torch.merged_convolution import Depthwise, merged
+from ptpipe_torch.merged_convolution import Convolution, merged
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -30,7 +30,7 @@ class _Branch:
     """A convolution or a batch norm of `source`, or the one behind the other."""
 
     source: Node
-    convolution: Depthwise
+    convolution: Convolution
     """That computes the same."""
     layer: Node | None
     """The call of the convolution, if there is one."""
@@ -38,17 +38,18 @@ class _Branch:
     """Of the layers."""
 
 
-def merge_branches(graph: GraphModule, float_names: Sequence[str]) -> dict[str, list[str]]:
+def merge_branches(graph: GraphModule, float_names: Sequence[str], *, mixed_sizes: bool) -> dict[str, list[str]]:
     """Replace sums and differences of branches by one convolution, in place.
 
     Return what is merged, by the name of the branch that it is part of from now on: the one with the largest kernel.
-    Other branches that must be float are not merged. `float_names`: layers that must be float.
+    Other branches that must be float are not merged. `float_names`: layers that must be float. `mixed_sizes`: see
+    `merged`.
     """
     found: dict[str, list[str]] = {}
     if not any(_branches(graph, node) for node in graph.graph.nodes):
         return found  # spares most networks what follows
     for node in foldable(graph):
-        merging = _merge(graph, node, float_names)
+        merging = _merge(graph, node, float_names, mixed_sizes=mixed_sizes)
         if merging is not None:
             kept, other = merging
             absorbed = [inner for own in other.names for inner in (own, *found.pop(own, ()))]
@@ -61,14 +62,24 @@ def merge_branches(graph: GraphModule, float_names: Sequence[str]) -> dict[str, 
     return found
 
 
-def _merge(graph: GraphModule, node: Node, float_names: Sequence[str]) -> tuple[_Branch, _Branch] | None:
+def num_sums(graph: GraphModule, float_names: Sequence[str]) -> int:
+    """Return how many sums and differences of two branches a network has that could be one int8 convolution."""
+    pairs = ((node, _branches(graph, node)) for node in graph.graph.nodes)
+    return sum(
+        pair is not None
+        and not any(belongs_to(name, float_names) for branch in pair for name in branch.names)
+        and _total(node, pair, mixed_sizes=True) is not None
+        for node, pair in pairs
+    )
+
+
+def _merge(
+    graph: GraphModule, node: Node, float_names: Sequence[str], *, mixed_sizes: bool
+) -> tuple[_Branch, _Branch] | None:
     """Replace a sum of two branches by one of them, in place; return that one, then the other; None: they stay."""
     branches = _branches(graph, node)
-    if branches is None:
-        return None
-    first, second = branches
-    total = merged(first.convolution, second.convolution.times(_SIGNS[OPERATORS[node.target]]))
-    if total is None:
+    total = None if branches is None else _total(node, branches, mixed_sizes=mixed_sizes)
+    if branches is None or total is None:
         return None
     kept, other = branches[total[0]], branches[1 - total[0]]
     if kept.layer is None or any(belongs_to(name, float_names) for name in other.names):
@@ -84,6 +95,12 @@ def _merge(graph: GraphModule, node: Node, float_names: Sequence[str]) -> tuple[
         graph.graph.erase_node(behind)
         behind = before
     return kept, other
+
+
+def _total(node: Node, branches: tuple[_Branch, _Branch], *, mixed_sizes: bool) -> tuple[int, Convolution] | None:
+    """Return what `merged` makes of a sum or a difference."""
+    first, second = (branch.convolution for branch in branches)
+    return merged(first, second.times(_SIGNS[OPERATORS[node.target]]), mixed_sizes=mixed_sizes)
 
 
 def _branches(graph: GraphModule, node: Node) -> tuple[_Branch, _Branch] | None:
@@ -122,11 +139,11 @@ def _convolution(graph: GraphModule, value: Node) -> _Branch | None:
         return None
     layer: Any = graph.get_submodule(str(value.target))
     is_plain = type(layer) in _CONVOLUTIONS and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
-    if not is_plain or layer.in_channels != layer.groups or SHAPE not in value.meta:
+    if not is_plain or SHAPE not in value.meta:
         return None
     weight = layer.weight.detach()
     bias_K = torch.zeros(len(weight)) if layer.bias is None else layer.bias.detach()
-    convolution = Depthwise(weight, bias_K, layer.groups, layer.stride, layer.padding, layer.dilation)
+    convolution = Convolution(weight, bias_K, layer.groups, layer.stride, layer.padding, layer.dilation)
     source: Any = value.args[0]
     return _Branch(_copied(graph, source), convolution, value, (str(value.target),))
 
@@ -135,7 +152,7 @@ def _identity(source: Node) -> _Branch | None:
     shape = source.meta.get(SHAPE, ())
     if len(shape) < 3:
         return None
-    return _Branch(source, Depthwise.identity(shape[1], len(shape) - 2), None, ())
+    return _Branch(source, Convolution.identity(shape[1], len(shape) - 2), None, ())
 
 
 def _read(graph: GraphModule, value: Node) -> Node:

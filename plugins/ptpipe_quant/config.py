@@ -143,8 +143,9 @@ class PrepareQatConfig(TracedConfig):
     batch_norm: Literal["train", "fold"] = Field(
         "train",
         description="train: normalize by batch statistics during training, by frozen running statistics from freeze_at "
-        "on; fold: fold batch norms permanently into the preceding layers, as in int8: steps are about a tenth "
-        "faster, but deep networks need a learning rate of at most a tenth of the float training's",
+        "on; fold: fold batch norms permanently into the preceding layers, and parallel branches into one convolution "
+        "(RepVGG, MobileOne), as in int8: steps are faster, about a tenth without branches, but deep networks need a "
+        "learning rate of at most a tenth of the float training's",
     )
     freeze_at: float = Field(
         0.75,

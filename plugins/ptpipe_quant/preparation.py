@@ -206,6 +206,11 @@ def _report_layers(prepared: GraphModule, ctx: Context, *, may_be_idle: bool) ->
         ctx.log(f"{name} stays float: {reason}")
     for name, others in prepared.meta[transforms.MERGED].items():
         ctx.log(f"{name} is one convolution with {', '.join(others)}: their outputs are added")
+    if num_left := prepared.meta[transforms.NUM_SUMS]:
+        ctx.notice(
+            f"{num_left} {'sum' if num_left == 1 else 'sums'} of parallel branches will be computed as such in int8; "
+            "quant.prepare_qat with batch_norm: fold makes one convolution of each, which takes less time and space"
+        )
     for pattern, names in prepared.meta[transforms.REACHED].items():
         ctx.log(f"layers: {pattern!r} decides {', '.join(names) or 'operators without weights'}")
 

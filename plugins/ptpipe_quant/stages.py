@@ -111,6 +111,7 @@ def prepare_qat(config: PrepareQatConfig, ctx: Context, model: Model) -> Model:
         freeze_at=config.freeze_at,
         learned_step_size=config.learned_step_size,
         scaled_layers=True,
+        merged_branches=config.batch_norm == "fold",
     )
     return prepare_model(config, ctx, model, insert_fake_quant, train=config.batch_norm == "train")
 

@@ -13,7 +13,7 @@ from torch.fx import GraphModule
 
 from ptpipe import StageError
 from ptpipe_quant.affine_folding import take_output_scales
-from ptpipe_quant.branches import merge_branches
+from ptpipe_quant.branches import merge_branches, num_sums
 from ptpipe_quant.fake_quant import fit_learned_ranges, qat_qconfig, use_fixed_grids
 from ptpipe_quant.int8_graph import drop_redundant_clamps, make_clamps_contiguous
 from ptpipe_quant.layer_forms import fold_into_transposed
@@ -47,6 +47,8 @@ FOLDED = "folded"
 """Key of a prepared network's `meta`: batch norms that are folded although others train."""
 MERGED = "merged"
 """Key of a prepared network's `meta`: what `merge_branches` returns."""
+NUM_SUMS = "num_sums"
+"""Key of a prepared network's `meta`: what `num_sums` returns of the branches that are left."""
 REACHED = "reached"
 """Key of a prepared network's `meta`: the layers that each pattern of `layers` decides."""
 IDLE = "idle"
@@ -98,7 +100,8 @@ class _Scheme:
         purpose: Any = "qat" if is_qat else "static"
         network = trace_network(module, inputs, leaves, self.route, self.float_operators, purpose=purpose)
         graph, left_float = network.graph, network.float_names
-        merged = merge_branches(graph, left_float) if self.merged_branches else {}
+        merged = merge_branches(graph, left_float, mixed_sizes=is_qat) if self.merged_branches else {}
+        num_left = num_sums(graph, left_float)
         scales = take_output_scales(graph) if self.scaled_layers else {}
         _add_biases(graph, self.corrected_biases)
         narrow_names = [name for name in saturating_layers(graph, self.backend) if name not in left_float]
@@ -124,6 +127,7 @@ class _Scheme:
             COMPUTED: network.computed_weights,
             FOLDED: folded,
             MERGED: merged,
+            NUM_SUMS: num_left,
             REACHED: reached,
             IDLE: idle,
         }
@@ -179,7 +183,7 @@ def prepare_qat(
     `freeze_at`: fraction of the training after which ranges and batch norm statistics are frozen; None returns the
     graph to convert, not the one to train, with the same state dict. `batch_norm`: `fold` or `train`; those behind
     transposed convolutions are folded in any case. `learned_step_size`: see `qat_qconfig`. `scheme`: inputs, backend,
-    weights, narrow_weights, scaled_layers, skip, route, layers, stored.
+    weights, narrow_weights, scaled_layers, merged_branches, skip, route, layers, stored.
     """
 
     def qconfig(_: Options, **choices: bool) -> Any:
