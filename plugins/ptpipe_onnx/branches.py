@@ -1,6 +1,7 @@
 """Graph pass for float files: parallel convolutions and batch norms whose outputs are added are one.
 
-What `ptpipe_quant.branches` does for int8 networks. ONNX Runtime (1.32) computes each branch and each sum.
+What `ptpipe_quant.branches` does for static int8 networks: `quant.onnx` may quantize the file. ONNX Runtime (1.32)
+computes each branch and each sum.
 
 Shape legend: K output channels.
 """
@@ -41,20 +42,20 @@ class _Branch:
     """The Conv, if there is one."""
 
 
-def merge_branches(graph: ir.Graph, *, mixed_sizes: bool) -> None:
-    """Replace sums and differences of branches by one convolution, in place. `mixed_sizes`: see `merged`."""
+def merge_branches(graph: ir.Graph) -> None:
+    """Replace sums and differences of branches by one convolution, in place."""
     for node in nodes(graph, *_SIGNS):
-        _merge(graph, node, mixed_sizes=mixed_sizes)
+        _merge(graph, node)
 
 
-def _merge(graph: ir.Graph, node: ir.Node, *, mixed_sizes: bool) -> None:
+def _merge(graph: ir.Graph, node: ir.Node) -> None:
     values = source(node, 0), source(node, 1)
     shapes = [known_shape(value) or (None,) for value in values]
     if shapes[0] != shapes[1] or None in shapes[0] or (branches := _branches(*values)) is None:
         return
     first, second = branches
     other = second.convolution.times(_SIGNS[node.op_type])
-    total = merged(first.convolution, other, mixed_sizes=mixed_sizes)
+    total = merged(first.convolution, other, mixed_sizes=False)
     if total is None or (kept := branches[total[0]].node) is None:
         return
     convolution = total[1]

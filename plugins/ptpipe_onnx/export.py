@@ -236,7 +236,7 @@ def build_graph(model: Model, opset: int) -> BuiltGraph:
         network = model.build()
         remove_parametrizations(network)  # what computes them may have no ONNX form
         exported = torch_exporter.optimize(_export(model, network, opset))
-        merge_branches(exported.graph, mixed_sizes=True)
+        merge_branches(exported.graph)
         return BuiltGraph(exported, "float32")
     if not model.recipe.prepare:
         return _dynamic_graph(model, opset)

@@ -48,7 +48,7 @@ def write_whole_operators(content: ModelProto) -> ModelProto:
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     _apply_rules(model)
     _fold_scalars(model.graph)
-    merge_branches(model.graph, mixed_sizes=False)
+    merge_branches(model.graph)
     remove_unused(model)
     content = onnx.shape_inference.infer_shapes(ir.to_proto(model))
     stored = {tensor.name for tensor in content.graph.initializer}

@@ -36,51 +36,40 @@ def exported(body: Body) -> tuple[ir.Model, np.ndarray]:
     return torch_exporter.optimize(torch_exporter.export(network, signature, 20)), expected.numpy()
 
 
-def passed(model: ir.Model, *, mixed_sizes: bool = False) -> onnx.ModelProto:
-    merge_branches(model.graph, mixed_sizes=mixed_sizes)
+def passed(model: ir.Model) -> onnx.ModelProto:
+    merge_branches(model.graph)
     remove_unused(model)
     content = onnx.shape_inference.infer_shapes(ir.serde.serialize_model(model), strict_mode=True)
     onnx.checker.check_model(content, full_check=True)
     return content
 
 
-def merged(body: Body, run_onnx: Run, *, mixed_sizes: bool = False) -> Counter[str]:
+def merged(body: Body, run_onnx: Run) -> Counter[str]:
     """Return the operators of a file, after a check that it is the same function."""
     model, expected = exported(body)
-    after = passed(model, mixed_sizes=mixed_sizes)
+    after = passed(model)
     np.testing.assert_allclose(run_onnx(after.SerializeToString(), X.numpy()), expected, rtol=1e-4, atol=1e-5)
     assert [output.name for output in after.graph.output] == ["outputs"]
     return types_of(after)
 
 
-@pytest.mark.parametrize("mixed_sizes", [False, True])
 @pytest.mark.parametrize("name", MERGED)
-def test_branches_are_one_convolution(name: str, mixed_sizes: bool, run_onnx: Run) -> None:
-    check_merged(merged(MERGED[name][0], run_onnx, mixed_sizes=mixed_sizes), MERGED[name][1])
+def test_branches_are_one_convolution(name: str, run_onnx: Run) -> None:
+    types = merged(MERGED[name][0], run_onnx)
+    assert types["Add"] + types["Sub"] + types["BatchNormalization"] == 0
+    assert types["Conv"] == len(MERGED[name][1])
 
 
 @pytest.mark.parametrize("name", MIXED)
-def test_dense_kernels_of_several_sizes_are_one_where_asked(name: str, run_onnx: Run) -> None:
-    check_merged(merged(MIXED[name][0], run_onnx, mixed_sizes=True), MIXED[name][1])
+def test_dense_kernels_of_several_sizes_stay(name: str, run_onnx: Run) -> None:
     types = merged(MIXED[name][0], run_onnx)
     assert types["Add"] + types["Sub"] > 0
 
 
-def check_merged(types: Counter[str], expected: dict[str, list[str]]) -> None:
-    assert types["Add"] + types["Sub"] + types["BatchNormalization"] == 0
-    assert types["Conv"] == len(expected)
-
-
-@pytest.mark.parametrize(
-    ("name", "mixed_sizes"), [(name, mixed_sizes) for name in LEFT for mixed_sizes in (False, True)]
-)
-def test_what_is_no_branch_stays(name: str, mixed_sizes: bool, run_onnx: Run) -> None:
-    check_left(LEFT[name], run_onnx, mixed_sizes=mixed_sizes)
-
-
-def check_left(body: Body, run_onnx: Run, *, mixed_sizes: bool) -> None:
-    model, _ = exported(body)
-    assert merged(body, run_onnx, mixed_sizes=mixed_sizes) == types_of(ir.serde.serialize_model(model))
+@pytest.mark.parametrize("name", LEFT)
+def test_what_is_no_branch_stays(name: str, run_onnx: Run) -> None:
+    model, _ = exported(LEFT[name])
+    assert merged(LEFT[name], run_onnx) == types_of(ir.serde.serialize_model(model))
 
 
 def test_weights_keep_the_name_of_the_branch_that_is_left() -> None:
@@ -97,7 +86,7 @@ def test_weights_that_another_layer_reads_stay(run_onnx: Run) -> None:
 
 @builder
 def with_branches() -> nn.Module:
-    bodies = repvgg, MIXED["RepVGG"][0]
+    bodies = repvgg, MERGED["MobileOne, pointwise"][0]
     return nn.Sequential(nn.Conv2d(1, 4, 1), *map(Branches, bodies), nn.Flatten(), nn.Linear(4 * 256, 10))
 
 
