@@ -54,8 +54,7 @@ def _merge(graph: ir.Graph, node: ir.Node) -> None:
     if shapes[0] != shapes[1] or None in shapes[0] or (branches := _branches(*values)) is None:
         return
     first, second = branches
-    other = second.convolution.times(_SIGNS[node.op_type])
-    total = merged(first.convolution, other, mixed_sizes=False)
+    total = merged(first.convolution, second.convolution.times(_SIGNS[node.op_type]), mixed_sizes=False)
     if total is None or (kept := branches[total[0]].node) is None:
         return
     convolution = total[1]

@@ -64,12 +64,11 @@ def merge_branches(graph: GraphModule, float_names: Sequence[str], *, mixed_size
 
 def num_sums(graph: GraphModule, float_names: Sequence[str]) -> int:
     """Return how many sums and differences of two branches a network has that could be one int8 convolution."""
-    pairs = ((node, _branches(graph, node)) for node in graph.graph.nodes)
+    sums = (_sum(graph, node, mixed_sizes=True) for node in graph.graph.nodes)
     return sum(
-        pair is not None
-        and not any(belongs_to(name, float_names) for branch in pair for name in branch.names)
-        and _total(node, pair, mixed_sizes=True) is not None
-        for node, pair in pairs
+        not any(belongs_to(name, float_names) for branch in found[0] for name in branch.names)
+        for found in sums
+        if found is not None
     )
 
 
@@ -77,17 +76,17 @@ def _merge(
     graph: GraphModule, node: Node, float_names: Sequence[str], *, mixed_sizes: bool
 ) -> tuple[_Branch, _Branch] | None:
     """Replace a sum of two branches by one of them, in place; return that one, then the other; None: they stay."""
-    branches = _branches(graph, node)
-    total = None if branches is None else _total(node, branches, mixed_sizes=mixed_sizes)
-    if branches is None or total is None:
+    found = _sum(graph, node, mixed_sizes=mixed_sizes)
+    if found is None:
         return None
-    kept, other = branches[total[0]], branches[1 - total[0]]
+    branches, (index, total) = found
+    kept, other = branches[index], branches[1 - index]
     if kept.layer is None or any(belongs_to(name, float_names) for name in other.names):
         return None
     layer: Any = graph.get_submodule(str(kept.layer.target))
-    layer.weight = nn.Parameter(total[1].weight.to(layer.weight.dtype))
-    layer.bias = nn.Parameter(total[1].bias_K.to(layer.weight.dtype))
-    behind: Any = node.args[total[0]]
+    layer.weight = nn.Parameter(total.weight.to(layer.weight.dtype))
+    layer.bias = nn.Parameter(total.bias_K.to(layer.weight.dtype))
+    behind: Any = node.args[index]
     node.replace_all_uses_with(kept.layer)
     graph.graph.erase_node(node)
     while behind is not kept.layer:  # nothing reads these any more
@@ -97,10 +96,16 @@ def _merge(
     return kept, other
 
 
-def _total(node: Node, branches: tuple[_Branch, _Branch], *, mixed_sizes: bool) -> tuple[int, Convolution] | None:
-    """Return what `merged` makes of a sum or a difference."""
+def _sum(
+    graph: GraphModule, node: Node, *, mixed_sizes: bool
+) -> tuple[tuple[_Branch, _Branch], tuple[int, Convolution]] | None:
+    """Return the branches of a sum or a difference, and what `merged` makes of them; None if it is no such sum."""
+    branches = _branches(graph, node)
+    if branches is None:
+        return None
     first, second = (branch.convolution for branch in branches)
-    return merged(first, second.times(_SIGNS[OPERATORS[node.target]]), mixed_sizes=mixed_sizes)
+    total = merged(first, second.times(_SIGNS[OPERATORS[node.target]]), mixed_sizes=mixed_sizes)
+    return None if total is None else (branches, total)
 
 
 def _branches(graph: GraphModule, node: Node) -> tuple[_Branch, _Branch] | None:
