@@ -39,8 +39,8 @@ from ptpipe_torch.protocols import RangeReducer
 
 Range: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 _FARTHER = torch.minimum, torch.maximum
-_MIN_PART = 1 / 8
-"""Of an observed range, that a learned one is."""
+_LOG_PARTS = math.log(1 / 8), 0.0
+"""Logarithms of the smallest and the largest part of an observed range that a learned one is."""
 _MIN_STEP_RATIO = 1 / 16
 """Of a channel's step to the mean of its layer: a nearly dead channel's would make its gradient any size."""
 
@@ -313,12 +313,14 @@ def fit_learned_ranges(prepared: nn.Module) -> None:
 
 
 def _part(log_part: torch.Tensor) -> torch.Tensor:
-    return log_part.clamp(math.log(_MIN_PART), 0).exp()
+    limited = log_part.detach().clamp(*_LOG_PARTS)
+    # Training begins at a limit, where the gradient of a clamp is 1 or, from torch 2.15 on, 0.
+    return torch.where(log_part == limited, log_part, limited).exp()
 
 
 def _project(log_part: nn.Parameter) -> None:
     """Bring what an optimizer has moved outside of its limits back to them, in place: there it has no gradient."""
-    log_part.detach().clamp_(math.log(_MIN_PART), 0)
+    log_part.detach().clamp_(*_LOG_PARTS)
 
 
 def _gradient_factor(num_values: float, quant_max: int, step: torch.Tensor) -> torch.Tensor:

@@ -31,10 +31,8 @@ RETURNS_INPUT = "returns_input"
 
 _Functions: TypeAlias = Collection[type[Function]]
 _Call: TypeAlias = tuple[Sequence[Any], Mapping[str, Any]]
-_Apply: TypeAlias = Callable[..., Any]
+_Forward: TypeAlias = Callable[..., Any]
 
-_BASE: Any = Function.__mro__[1]
-"""The class on which `Function.apply` looks up what applies the function, also where a network has stored `apply`."""
 _BATCH_SIZE = 2
 _RTOL, _ATOL = 1e-3, 1e-5
 
@@ -64,7 +62,7 @@ class GradientRecorder:
         with ExitStack() as stack:
             for mode in (torch.no_grad, torch.inference_mode):
                 stack.enter_context(self._noting(mode))
-            stack.enter_context(_applied_by(self._apply))
+            stack.enter_context(_computed_by(self._forward))
             yield
 
     @contextmanager
@@ -81,16 +79,13 @@ class GradientRecorder:
                 self._entered.remove(context)
             return leave(context, *error)
 
-        mode.__enter__, mode.__exit__ = noted_enter, noted_leave
-        try:
+        with _attribute(mode, "__enter__", noted_enter), _attribute(mode, "__exit__", noted_leave):
             yield
-        finally:
-            mode.__enter__, mode.__exit__ = enter, leave
 
-    def _apply(self, function: type[Function], apply: _Apply, *args: Any, **kwargs: Any) -> Any:
-        proxies = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Proxy)]
+    def _forward(self, function: type[Function], forward: _Forward, *args: Any, **kwargs: Any) -> Any:
+        proxies = _proxies((args, kwargs))
         if not proxies:
-            return apply(*args, **kwargs)
+            return forward(*args, **kwargs)
         if not function.__module__.startswith("torch."):  # of which activation checkpoints are
             if (returns_input := self._recorded(function)) is not None:
                 recorded = _applying(function, returns_input)
@@ -98,7 +93,7 @@ class GradientRecorder:
             self.followed[function] = None
         inside, self._is_inside = self._is_inside, True
         try:
-            return apply(*args, **kwargs)
+            return forward(*args, **kwargs)
         finally:
             self._is_inside = inside
 
@@ -121,7 +116,7 @@ class GradientTracer(Tracer):
 
 
 @functools.cache
-def _applying(function: Any, returns_input: bool) -> _Apply:
+def _applying(function: Any, returns_input: bool) -> Callable[..., Any]:
     """Return a function with the name of this one: the code of a graph can't name a method of torch's."""
 
     def applied(*args: Any, **kwargs: Any) -> Any:
@@ -142,13 +137,13 @@ def functions_with_own_gradient(
     """
     calls: dict[type[Function], _Call] = {}
 
-    def note(function: type[Function], apply: _Apply, *args: Any, **kwargs: Any) -> Any:
+    def note(function: type[Function], forward: _Forward, *args: Any, **kwargs: Any) -> Any:
         calls.setdefault(function, (args, kwargs))
-        return apply(*args, **kwargs)
+        return forward(*args, **kwargs)
 
     # A stored network may be built in inference mode, whose tensors have no gradients.
     with torch.random.fork_rng(devices=[]), torch.inference_mode(False):
-        with _applied_by(note), torch.no_grad():
+        with _computed_by(note), torch.no_grad():
             module(*zeros(inputs, _BATCH_SIZE))
         torch.manual_seed(0)
         tried = {function: _Trial.of(function, *calls[function]) for function in functions if function in calls}
@@ -216,15 +211,61 @@ def _requires_grad(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.requires_grad
 
 
+def _proxies(values: Any) -> list[Proxy]:
+    return [value for value in tree_leaves(values) if isinstance(value, Proxy)]
+
+
 @contextmanager
-def _applied_by(handler: Callable[..., Any]) -> Iterator[None]:
-    """Let `handler(function, apply, *args, **kwargs)` apply autograd functions inside the `with`."""
+def _computed_by(handler: Callable[..., Any]) -> Iterator[None]:
+    """Let `handler(function, forward, *args, **kwargs)` compute all autograd functions inside the `with`.
 
-    def apply(function: Any, *args: Any, **kwargs: Any) -> Any:
-        return handler(function, super(_BASE, function).apply, *args, **kwargs)
+    `apply` would be the place, but torch 2.15 no longer looks it up where a network has stored it.
+    """
+    with ExitStack() as stack:
+        # A list: of each what it has now, which it may inherit from another.
+        for function, replaced in [(function, _replaced(function, handler)) for function in _derived(Function)]:
+            for name, value in replaced.items():
+                stack.enter_context(_attribute(function, name, value))
+        yield
 
-    _BASE.apply = classmethod(apply)
+
+def _derived(base: Any) -> Iterator[Any]:
+    for derived in base.__subclasses__():
+        yield derived
+        yield from _derived(derived)
+
+
+def _replaced(function: Any, handler: Callable[..., Any]) -> dict[str, Any]:
+    """Return the methods by which an autograd function is computed by `handler`."""
+    forward, setup_context = function.forward, function.setup_context
+    has_setup = _is_setup_context_defined(setup_context)  # type: ignore[no-untyped-call]
+
+    @functools.wraps(forward)  # `apply` reads its signature
+    def replaced_forward(*args: Any, **kwargs: Any) -> Any:
+        if has_setup:
+            return handler(function, forward, *args, **kwargs)
+        context, *values = args
+        if getattr(context, "_forward_cls", None) is not function:  # not applied, but called by another's `forward`
+            return forward(*args, **kwargs)
+        return handler(function, functools.partial(forward, context), *values, **kwargs)
+
+    def replaced_setup(context: Any, inputs: Any, output: Any) -> None:
+        if not _proxies((inputs, output)):  # which have no backward pass to save anything for
+            setup_context(context, inputs, output)
+
+    setup = {"setup_context": staticmethod(replaced_setup)} if has_setup else {}
+    return {"forward": staticmethod(replaced_forward), **setup}
+
+
+@contextmanager
+def _attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Give a class another attribute inside the `with`."""
+    own = vars(owner).get(name)
+    setattr(owner, name, value)
     try:
         yield
     finally:
-        del _BASE.apply
+        if own is None:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, own)

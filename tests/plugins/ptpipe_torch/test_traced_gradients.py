@@ -91,6 +91,38 @@ class Failing(Function):
         return x * 2
 
 
+class Reversal(Function):
+    """Saves what a tracer has no values of, in a method of its own."""
+
+    @staticmethod
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: torch.Tensor) -> None:
+        ctx.num_samples = len(output)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return -gradient
+
+
+class Identity(Reversal):
+    """Inherits its forward pass, which computes what its own backward pass belongs to."""
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient
+
+
+class Unscaled(Scaled):
+    """Calls the forward pass of another, whose gradient would be another one."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, *, factor: float = 1.0) -> torch.Tensor:
+        return Scaled.forward(ctx, x, factor=factor)
+
+
 class Network(nn.Module):
     """Calls a function on what a convolution returns."""
 
@@ -110,6 +142,9 @@ CALLS: dict[Any, Any] = {
     InPlace: lambda x: InPlace.apply(x + 0),  # type: ignore[no-untyped-call]
     Root: Root.apply,
     Failing: Failing.apply,
+    Reversal: Reversal.apply,
+    Identity: Identity.apply,
+    Unscaled: Unscaled.apply,
 }
 
 
@@ -122,6 +157,9 @@ CALLS: dict[Any, Any] = {
         (InPlace, {}),
         (Root, {}),
         (Failing, {Failing: False}),
+        (Reversal, {Reversal: True}),
+        (Identity, {}),
+        (Unscaled, {}),
     ],
 )
 def test_which_functions_have_a_gradient_of_their_own(function, own) -> None:
@@ -138,6 +176,21 @@ def test_the_answer_does_not_depend_on_where_a_network_is_built(mode) -> None:
 
 def test_a_function_that_is_not_called_in_eval_mode_is_not_judged() -> None:
     assert functions_with_own_gradient(Network(torch.relu), INPUTS, [Rounded]) == {}
+
+
+def test_what_functions_save_for_their_backward_passes_is_not_traced() -> None:
+    """Nor is what they inherit from each other taken for each other."""
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = Reversal.apply(Identity.apply(Unscaled.apply(x)))  # type: ignore[no-untyped-call]
+        return y
+
+    functions = Scaled, Reversal, Identity, Unscaled
+    methods = [dict(vars(function)) for function in functions]
+    graph, _ = trace_graph(Network(call), INPUTS, (), keeps_gradients=True)
+    names = [node.target if node.op == "call_method" else node.target.__name__ for node in list(graph.nodes)[2:-1]]
+    assert names == ["clone", "clone", "Reversal"]
+    assert [dict(vars(function)) for function in functions] == methods
 
 
 @pytest.mark.parametrize("keeps_gradients", [False, True])
@@ -191,5 +244,4 @@ def test_operators_know_whether_gradients_are_off(mode, is_off) -> None:
     graph, _ = trace_graph(Network(call), INPUTS, ())
     marks = {node.target.__name__: node.meta[NO_GRAD] for node in graph.nodes if node.op == "call_function"}
     assert marks == {"tanh": is_off, "relu": False}
-    assert "apply" not in vars(torch.autograd.function._SingleLevelFunction)  # nothing stays changed
-    assert torch.no_grad.__enter__.__module__ == "torch.autograd.grad_mode"
+    assert torch.no_grad.__enter__.__module__ == "torch.autograd.grad_mode"  # nothing stays changed
