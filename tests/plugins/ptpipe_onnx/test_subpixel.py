@@ -215,6 +215,7 @@ def int8(ctx: Context, data: Data, backend: str, build: Callable[..., nn.Module]
     return convert(ConvertConfig(), ctx, calibrate(CalibrateConfig(), ctx, prepared, data).model)
 
 
+@pytest.mark.sampled(3, 1)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("sizes", [(2, 0, 0), (3, 1, 1), (4, 1, 0), (3, 0, 0)], ids=str)
 def test_every_layer_of_a_decoder_is_int8(
@@ -250,6 +251,7 @@ def sequences(*, kernel: int, padding: int, added: int, num_layers: int) -> nn.M
     return Sequences(kernel, padding, added, num_layers)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("sizes", [(2, 0, 0, 2), (3, 1, 1, 1), (8, 3, 0, 1), (8, 0, 0, 1), (5, 1, 0, 2)], ids=str)
 def test_layers_of_sequences_are_int8(

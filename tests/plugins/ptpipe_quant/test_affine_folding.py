@@ -187,6 +187,7 @@ def residual() -> nn.Module:
     return Residual()
 
 
+@pytest.mark.sampled(3, 1)
 @pytest.mark.parametrize("learned", [False, True])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_scaled_branches_are_trained_as_int8_layers(

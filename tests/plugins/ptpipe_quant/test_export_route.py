@@ -161,6 +161,7 @@ def joining(*, made: str) -> nn.Module:
     return Joining(made)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("made", MADE)
 @pytest.mark.parametrize("route", ["fx", "export"])
 def test_tensors_made_of_numbers_can_be_concatenated(digits, ctx, made, route) -> None:
