@@ -92,8 +92,7 @@ class _Transfer:
         try:
             download_file(url, target, on_block, timeout_s=self.socket_s, known_hash=f"md5:{file.md5}")
         except HTTPError as error:
-            with error:
-                reason = f"HTTP {error.code} {error.reason}"
+            reason = f"HTTP {error.code} {error.reason}"
         except URLError as error:
             reason = str(error.reason)
         except (HTTPException, TimeoutError, ConnectionError) as error:

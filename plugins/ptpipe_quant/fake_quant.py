@@ -314,7 +314,7 @@ def fit_learned_ranges(prepared: nn.Module) -> None:
 
 def _part(log_part: torch.Tensor) -> torch.Tensor:
     limited = log_part.detach().clamp(*_LOG_PARTS)
-    # Training begins at a limit, where the gradient of a clamp is 1 or, from torch 2.15 on, 0.
+    # Training begins at a limit, where the gradient of a clamp is 1 or, from torch 2.14 on, 0.
     return torch.where(log_part == limited, log_part, limited).exp()
 
 

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
 
 import pooch
 
@@ -58,7 +60,7 @@ def _stream(
     request = urllib.request.Request(url, headers={"User-Agent": "ptpipe"})  # noqa: S310 - a published address
     path = Path(temporary)
     path.unlink()  # pooch creates it readable by its owner only; a new file follows the umask: caches are shared
-    with urllib.request.urlopen(request, timeout=timeout_s) as response, path.open("xb") as file:  # noqa: S310
+    with _opened(request, timeout_s) as response, path.open("xb") as file:
         total = int(response.headers.get("Content-Length") or 0) or None
         while block := response.read1(_BLOCK_BYTES):  # returns what has arrived: a slow server can be aborted
             file.write(block)
@@ -67,6 +69,14 @@ def _stream(
         os.fsync(file.fileno())
     if verify is not None:
         verify(path)
+
+
+def _opened(request: urllib.request.Request, timeout_s: float) -> Any:
+    try:
+        return urllib.request.urlopen(request, timeout=timeout_s)  # noqa: S310 - a published address
+    except HTTPError as error:
+        error.close()  # it is the response, too
+        raise
 
 
 @contextmanager

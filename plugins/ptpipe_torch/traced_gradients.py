@@ -219,7 +219,7 @@ def _proxies(values: Any) -> list[Proxy]:
 def _computed_by(handler: Callable[..., Any]) -> Iterator[None]:
     """Let `handler(function, forward, *args, **kwargs)` compute all autograd functions inside the `with`.
 
-    `apply` would be the place, but torch 2.15 no longer looks it up where a network has stored it.
+    `apply` would be the place, but torch 2.14 no longer looks it up where a network has stored it.
     """
     with ExitStack() as stack:
         # A list: of each what it has now, which it may inherit from another.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import stat
 from collections.abc import Collection
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -11,7 +12,7 @@ import click
 
 from ptpipe.cli.common import artifacts_option, echo, json_option, open_store, print_json
 from ptpipe.errors import IntegrityError, Problem, UsageError, nearest
-from ptpipe.store.files import errors_naming
+from ptpipe.store.files import GONE, errors_naming
 
 
 @click.command()
@@ -88,12 +89,20 @@ def _stage_facts(record: dict[str, Any], stage_id: str) -> dict[str, Any]:
     return stages[stage_id]
 
 
+def _is_regular(path: Path) -> bool:
+    """Return whether there is such a file. Raises OSError where that is unknown; `is_file` hides it in Python 3.14."""
+    try:
+        return stat.S_ISREG(path.stat().st_mode)
+    except GONE:
+        return False
+
+
 def _verify(file: Path, stored: Collection[str], stage_id: str) -> None:
     from ptpipe.execution.statement import statement_path
     from ptpipe.store.documents import read_document
 
     for each in (file, statement_path(file)):
-        if not each.is_file():  # a pipe would block
+        if not _is_regular(each):  # a pipe would block
             raise IntegrityError(f"{each} is missing or no file; `ptpipe run --fresh {stage_id}` rebuilds it")
     read_document(statement_path(file))
     with errors_naming(file), file.open("rb") as content:

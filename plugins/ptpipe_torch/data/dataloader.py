@@ -44,6 +44,8 @@ Values: TypeAlias = Mapping[str, torch.Tensor]
 
 _START_TIMEOUTS_S = (5, 10, 20, 40)
 """How long workers may take to start, by attempt. Tens of milliseconds are usual."""
+_START_METHOD = "fork" if sys.platform == "linux" else None
+"""Of workers; None: the platform's. From Python 3.14 on, Linux's is forkserver, which imports torch in each worker."""
 _IN_USE: set[Any] = set()
 """torch's iterators whose workers run. Were one collected as garbage, with an error's traceback or another cycle, its
 queues would be closed before `_end_workers` could use them: 5 s of waiting for each worker."""
@@ -183,6 +185,7 @@ class Loading:
             prefetch_factor=options.prefetch_factor,
             persistent_workers=options.persistent_workers,
             pin_memory=pin,
+            multiprocessing_context=_START_METHOD,
             worker_init_fn=partial(_init_worker, os.getpid(), start.sender),
             generator=torch.Generator(),  # without one, each epoch draws from the global stream
         )

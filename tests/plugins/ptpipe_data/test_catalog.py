@@ -316,7 +316,7 @@ class TestWithoutKnownDigests:
 
     def test_packed_with_another_digest_is_refused(self, fashion: Path, ctx: Context) -> None:
         path = fashion / "t10k-labels-idx1-ubyte"
-        (fashion / "t10k-labels-idx1-ubyte.gz").write_bytes(gzip.compress(path.read_bytes()))
+        (fashion / "t10k-labels-idx1-ubyte.gz").write_bytes(gzip.compress(path.read_bytes(), mtime=1))
         with pytest.raises(StageError, match=r"t10k-labels-idx1-ubyte\.gz was altered"):
             front.load_fashion_mnist(front.CatalogConfig(), ctx)
 
