@@ -222,7 +222,7 @@ def _computed_by(handler: Callable[..., Any]) -> Iterator[None]:
     `apply` would be the place, but torch 2.14 no longer looks it up where a network has stored it.
     """
     with ExitStack() as stack:
-        # A list: of each what it has now, which it may inherit from another.
+        # A list: they inherit from each other, and each is read before any is replaced.
         for function, replaced in [(function, _replaced(function, handler)) for function in _derived(Function)]:
             for name, value in replaced.items():
                 stack.enter_context(_attribute(function, name, value))

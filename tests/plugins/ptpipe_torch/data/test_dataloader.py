@@ -93,6 +93,15 @@ def test_number_of_workers_and_prefetching_change_no_bit() -> None:
     )
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux alone")
+def test_workers_are_forked_whatever_the_default_is(request: pytest.FixtureRequest) -> None:
+    """Python 3.14's is forkserver."""
+    default = multiprocessing.get_start_method()
+    request.addfinalizer(lambda: multiprocessing.set_start_method(default, force=True))
+    multiprocessing.set_start_method("forkserver", force=True)
+    assert same(epoch(array_data(num_workers=2)), epoch(array_data()))
+
+
 def test_workers_use_no_global_randomness() -> None:
     """Or dropout would differ with the number of workers."""
     state = torch.get_rng_state()
