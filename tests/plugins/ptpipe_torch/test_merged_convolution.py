@@ -40,7 +40,7 @@ def layers(draw: Any, num_axes: int, stride: int) -> nn.Module:
     return LAYERS[num_axes - 1](4, 8, kernel, stride, padding, dilation, groups, bias=draw(st.booleans()))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(st.data(), st.integers(1, 2), st.integers(1, 2))
 def test_what_is_merged_computes_the_sum(data: Any, num_axes: int, stride: int) -> None:
     torch.manual_seed(0)
