@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from ptpipe_onnx.graph import constant, first_consumer, insert_copy, nodes, only_consumer, producer
+from ptpipe_onnx.barriers import insert_barrier
+from ptpipe_onnx.graph import constant, first_consumer, nodes, only_consumer, producer
 
 _OPERATORS = ("Add", "Div", "Erf", "Mul", "Pow", "Tanh")
 
@@ -45,7 +46,7 @@ def _is_half(value: ir.Value | None) -> bool:
 
 
 def _read_one_tensor(gate: ir.Node) -> None:
-    """Put a maximum of one tensor, which is a copy, behind a DequantizeLinear that is read as x.
+    """Put an optimization barrier behind a DequantizeLinear that is read as x.
 
     ONNX Runtime gives each reader of a DequantizeLinear one of its own, and then finds no x that is read twice.
     """
@@ -55,12 +56,13 @@ def _read_one_tensor(gate: ir.Node) -> None:
         behind.append(node)
     parts = _operators_before([gate, *behind])
     read = dict.fromkeys(value for node in parts for value in node.inputs if value is not None)
-    for x in [value for value in read if producer(value, "DequantizeLinear") is not None]:
+    for dequantize in [node for value in read if (node := producer(value, "DequantizeLinear")) is not None]:
+        x = dequantize.outputs[0]
         readers = [(node, index) for node, index in x.uses() if node in parts]
         if len(readers) > 1:
-            copied = insert_copy(x, first_consumer(x))
+            behind_barrier = insert_barrier(dequantize, first_consumer(x))
             for node, index in readers:
-                node.replace_input_with(index, copied)
+                node.replace_input_with(index, behind_barrier)
 
 
 def _operators_before(last: Sequence[ir.Node]) -> list[ir.Node]:

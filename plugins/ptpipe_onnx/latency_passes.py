@@ -14,6 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ptpipe_onnx.added_channels import pad_channels, pad_depthwise
+from ptpipe_onnx.barriers import insert_barrier
 from ptpipe_onnx.graph import (
     add_initializer,
     constant,
@@ -75,8 +76,9 @@ def _keep_float_softmax(graph: ir.Graph) -> None:
     """
     for softmax in nodes(graph, "Softmax"):
         is_read_as_integers = only_consumer(softmax.outputs[0], "QuantizeLinear") is not None
-        if is_read_as_integers and producer(softmax.inputs[0], "DequantizeLinear"):
-            separate(softmax)
+        dequantize = producer(softmax.inputs[0], "DequantizeLinear")
+        if is_read_as_integers and dequantize is not None:
+            softmax.replace_input_with(0, insert_barrier(dequantize, softmax))
 
 
 def merge_axes_behind_softmax(graph: ir.Graph) -> None:

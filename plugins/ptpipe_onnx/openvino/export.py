@@ -20,6 +20,7 @@ import onnx_ir as ir
 
 from ptpipe import JSON, Context, StageError
 from ptpipe_onnx.added_channels import drop_depthwise_padding
+from ptpipe_onnx.barriers import drop_views
 from ptpipe_onnx.graph import remove_unused, write
 from ptpipe_onnx.hardswish_pass import use_float_hardswish
 from ptpipe_onnx.layer_norms import write_channel_norms_out
@@ -64,7 +65,14 @@ def _source(ctx: Context, file: OnnxFile) -> Path:
     model = ir.load(file.path)
     undone = [write_channel_norms_out(model.graph)]
     if file.precision.startswith("int8"):
-        undoing = (use_products, drop_depthwise_padding, use_float_hardswish, write_as_volumes, use_resizing)
+        undoing = (
+            use_products,
+            drop_views,
+            drop_depthwise_padding,
+            use_float_hardswish,
+            write_as_volumes,
+            use_resizing,
+        )
         undone += [undo(model.graph) for undo in undoing]
     if not any(undone):
         return file.path

@@ -86,11 +86,12 @@ class Rows(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.rows = nn.Linear(16, 12)
+        self.wide = nn.Sequential(nn.Linear(12, 2048), nn.ReLU(), nn.Linear(2048, 12))
         self.bare = nn.Linear(12, 12, bias=False)
         self.head = nn.Linear(16 * 12, 10)
 
     def forward(self, images_NCHW: torch.Tensor) -> torch.Tensor:
-        rows_NHC = torch.relu(self.rows(images_NCHW.squeeze(1)))
+        rows_NHC = torch.relu(self.wide(torch.relu(self.rows(images_NCHW.squeeze(1)))))
         return self.head(torch.relu(self.bare(rows_NHC)).flatten(1))
 
 

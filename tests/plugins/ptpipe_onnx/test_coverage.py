@@ -27,7 +27,7 @@ Make = Callable[..., Model]
         ("cnn", "2 of 2 convolutions, 2 of 2 linear layers"),
         ("residual", "3 of 3 convolutions, 1 of 1 linear layers"),
         ("mobile", "3 of 3 convolutions, 1 of 1 linear layers"),
-        ("rows", "3 of 3 linear layers"),
+        ("rows", "5 of 5 linear layers"),
         ("attention", "4 of 4 linear layers, 2 of 2 matrix products"),
     ],
 )

@@ -164,7 +164,7 @@ def test_linear_layers_multiply_integers(
 
     expected = dynamic_weights(model.build())
     arrays = arrays_of(file)
-    assert len(expected) == (3 if name == "rows" else 2)
+    assert len(expected) == (5 if name == "rows" else 2)
     for weight_name, weight in expected.items():
         np.testing.assert_array_equal(arrays[weight_name], weight.integers.T)
         assert arrays[weight_name].dtype == np.int8

@@ -14,6 +14,7 @@ import pytest
 from onnx import numpy_helper
 
 from ptpipe.events import LogLine
+from ptpipe_onnx import linear_pass
 from ptpipe_onnx.coverage import coverage_of
 from ptpipe_onnx.graph import producer, remove_unused
 from ptpipe_onnx.linear_pass import use_convolutions, use_products
@@ -94,6 +95,44 @@ def test_a_product_and_a_bias_are_one_layer(
 
     kernels = kernels_of(rewritten(model), tmp_path)
     assert kernels.integer == {{"Gemm": "QGemm", "MatMul": "QLinearMatMul", "Conv": "QLinearConv"}[operator]: 1}
+    assert not kernels.float
+    (layer,) = coverage_of(tmp_path / "m.onnx", kernels, {}).layers
+    assert (layer.kind, layer.reason) == ("linear layer", "")
+
+
+@pytest.mark.parametrize("bias", [BIAS_O, None], ids=["bias", "no bias"])
+@pytest.mark.parametrize(
+    ("shape", "added"),
+    [
+        (("N", 6), {}),
+        (("N", 3, 6), {"Reshape": 2}),
+        ((3, "N", 6), {"Reshape": 2}),
+        (("N", 2, 3, 6), {"Reshape": 2}),
+        (("N", "L", 6), {"Reshape": 2, "Shape": 1, "Concat": 1}),
+        ((None, None, 6), {"Reshape": 2, "Shape": 1, "Concat": 1}),
+    ],
+)
+def test_of_many_inputs_a_layer_is_a_product_of_rows(
+    shape: Sequence[int | str | None],
+    added: dict[str, int],
+    bias: np.ndarray | None,
+    run_onnx: Run,
+    tmp_path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(linear_pass, "_WIDE", 6)
+    draft = Draft()
+    value = linear(draft, draft.quantize("images", 0.05, 120), bias)
+    model = draft.finished(draft.quantize(value, 0.1, 100), shape)
+    alone = applied(model)
+    operators = ("MatMul", "Add", "Gemm", "Conv", "Transpose", "Reshape", "Shape", "Concat")
+    found = {name: number for name, number in types_of(alone).items() if name in operators and number}
+    assert found == ({"MatMul": 1} if bias is None else {"Gemm": 1, **added})
+    x = sequences(*(size if isinstance(size, int) else 4 for size in shape))
+    before = run_onnx(model.SerializeToString(), x)
+    np.testing.assert_allclose(run_onnx(alone.SerializeToString(), x), before, rtol=0, atol=1e-6)
+    kernels = kernels_of(rewritten(model), tmp_path)
+    assert kernels.integer == {"QLinearMatMul" if bias is None else "QGemm": 1}
     assert not kernels.float
     (layer,) = coverage_of(tmp_path / "m.onnx", kernels, {}).layers
     assert (layer.kind, layer.reason) == ("linear layer", "")
@@ -249,11 +288,11 @@ def test_convolutions_of_other_files_that_are_no_linear_layers_stay(change: str)
 def test_an_export_of_linear_layers_on_sequences(backend: str, qat: bool, exported: Callable[..., Exported]) -> None:
     made = exported("rows", backend, qat=qat)
     file, events = made.file, made.events
-    assert events.metrics["layers_identical"] == 3
+    assert events.metrics["layers_identical"] == 5
     assert events.metrics["layers_merged"] == 0
-    assert (events.metrics["num_int8_nodes"], events.metrics["num_float_nodes"]) == (3, 0)
+    assert (events.metrics["num_int8_nodes"], events.metrics["num_float_nodes"]) == (5, 0)
     logged = [event.text for event in events if isinstance(event, LogLine)]
-    assert any("2 QLinearConv, 1 QGemm" in line for line in logged), "the last layer reads matrices"
+    assert any("3 QLinearConv, 2 QGemm" in line for line in logged), "one has many inputs, the last one reads matrices"
     assert not {node.op_type for node in onnx.load(file.path).graph.node} & {"Shape", "MatMul"}
 
 
@@ -270,4 +309,5 @@ def test_an_export_of_attention(backend: str, qat: bool, exported: Callable[...,
     assert {producer(node.inputs[0]).op_type for node in graph if node.op_type == "MatMul"} == {"DequantizeLinear"}
     for node in graph:
         if node.op_type in ("Transpose", "Reshape"):
-            assert producer(node.inputs[0]).op_type in ("QuantizeLinear", "Transpose", "Reshape", "Squeeze")
+            allowed = ("QuantizeLinear", "Transpose", "Reshape", "Squeeze", "Flatten")  # the last one is a barrier
+            assert producer(node.inputs[0]).op_type in allowed
