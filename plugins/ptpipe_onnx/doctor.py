@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from importlib.metadata import distributions
 
 from ptpipe import Check, CheckState, installed
+from ptpipe_onnx import integer_products
 
 _OPSET, _IR_VERSION = 18, 10
 
@@ -30,12 +31,15 @@ def _run_session() -> Check:
     try:
         from ptpipe_torch.ort import ort
 
-        sums = _session_sums()
+        sums, has_right_products = _session_sums(), integer_products.are_right()
         providers = ", ".join(name.removesuffix("ExecutionProvider") for name in ort.get_available_providers())
     except Exception as error:  # noqa: BLE001  # ONNX Runtime's exceptions have no common base class
         return Check.fail("onnx session", str(error).strip().partition("\n")[0], remedy)
     if sums != [11.0, 22.0]:
         return Check.fail("onnx session", f"1 + 10 and 2 + 20 returned {sums}", remedy)
+    if not has_right_products:
+        upgrade = f"pip install '{_runtime()}>={integer_products.FIXED_IN}'"
+        return Check.fail("onnx session", integer_products.problem(ort.__version__), upgrade)
     return Check.ok("onnx session", f"runs opset {_OPSET}; providers: {providers}")
 
 

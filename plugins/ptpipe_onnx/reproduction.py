@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ptpipe import JSON, IntegrityError, StageError, __version__, host
+from ptpipe_onnx import integer_products
 from ptpipe_onnx.vectors import Tolerance, Vectors
 
 Match: TypeAlias = Literal["equal", "one step", "within tolerance", "differs"]
@@ -126,6 +127,9 @@ def reproduce(path: Path, vectors: Vectors) -> Reproduction:
     here = environment()
     is_usual = all(output.is_usual for output in differences.values())
     hint = "" if is_usual or not _may_saturate(here, metadata) else _saturation_hint(path, vectors)
+    is_int8 = metadata.get("precision", "").startswith("int8")
+    if is_int8 and not integer_products.are_right():  # the vectors' batch may be too small to show it
+        hint = integer_products.problem(here["onnxruntime"])
     return Reproduction(differences, vectors.num_samples, here, vectors.made_with, hint)
 
 

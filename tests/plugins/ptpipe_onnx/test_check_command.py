@@ -218,6 +218,18 @@ def test_the_code_of_the_documentation_runs(shipped: Path) -> None:
     assert re.fullmatch(r"logits 0\.0 allowed: \d\.\d+\n", done.stdout)
 
 
+def test_wrong_products_of_integers_are_named_though_nothing_differs(
+    shipped: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The vectors' batch may be too small to show them."""
+    vectors = Vectors.load(shipped.with_suffix(".vectors.npz"))
+    assert "multiplies integers wrongly" not in reproduction.reproduce(shipped, vectors).hint
+    monkeypatch.setattr("ptpipe_onnx.integer_products.are_right", lambda: False)
+    found = reproduction.reproduce(shipped, vectors)
+    assert found.is_reproduced
+    assert found.hint.startswith(f"onnxruntime {ort.__version__} multiplies integers wrongly on this processor")
+
+
 def test_more_than_a_step_without_vnni_names_saturation(shipped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     vectors = shipped.with_suffix(".vectors.npz")
     original = Vectors.load(vectors)

@@ -29,6 +29,14 @@ def test_a_session_that_fails_is_one_line(monkeypatch):
     assert "\n" not in session.detail
 
 
+def test_wrong_products_of_integers_are_named_with_the_remedy(monkeypatch):
+    monkeypatch.setattr("ptpipe_onnx.integer_products.are_right", lambda: False)
+    session = list(run_checks())[-1]
+    assert (session.subject, session.state) == ("onnx session", "fail")
+    assert session.detail.startswith(f"onnxruntime {onnxruntime.__version__} multiplies integers wrongly")
+    assert session.remedy.endswith("onnxruntime>=1.25'")
+
+
 def test_the_build_for_cuda_has_the_bounds_of_the_other(monkeypatch):
     monkeypatch.setattr("ptpipe.check._requirements", lambda: {"onnxruntime": ">=100"})
     monkeypatch.setattr(doctor, "_runtime", lambda: "onnxruntime-gpu")
