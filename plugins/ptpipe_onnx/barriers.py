@@ -18,8 +18,8 @@ _VIEW = ".view"
 def insert_barrier(dequantize: ir.Node, before: ir.Node) -> ir.Value:
     """Insert a barrier behind a DequantizeLinear, in front of a node; return the same values behind it.
 
-    Behind convolutions it is a copy: ONNX Runtime moves the transpositions around these behind a copy, and not behind a
-    view.
+    Behind convolutions it is a copy: ONNX Runtime (1.32) moves the transpositions around these behind a copy, and not
+    behind a view.
     """
     value, graph = dequantize.outputs[0], before.graph
     assert graph is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from .test_activation_pass import check_same, gelu
 from .test_qdq_passes import Draft, conv, kernels_of, types_of
 
 Run = Callable[..., np.ndarray]
+VERSION = tuple(map(int, ort.__version__.split(".")[:2]))
 SHAPES = [("N", 5, 6), ("N", "L", 6), (None, None, 6)]
 RNG = np.random.default_rng(3)
 X_NLI = RNG.normal(size=(2, 5, 6)).astype(np.float32) * 2
@@ -73,6 +73,7 @@ def test_a_softmax_of_products_stays_float(shape: Sequence[int | str | None], ru
     np.testing.assert_array_equal(run_onnx(after.SerializeToString(), X_NLI), expected)
 
 
+@pytest.mark.skipif(VERSION < (1, 32), reason="earlier versions leave transpositions in front of a GELU")
 def test_between_convolutions_it_lets_transpositions_pass(run_onnx: Run, tmp_path: Path) -> None:
     draft = Draft()
     value = draft.quantize(conv(draft, draft.quantize("images", 0.05, 100)), 0.05, 100)
@@ -80,16 +81,11 @@ def test_between_convolutions_it_lets_transpositions_pass(run_onnx: Run, tmp_pat
     model = draft.finished(draft.quantize(conv(draft, value), 0.05, 100))
     after = check_same(model, run_onnx, 0.1)
     assert types_of(after)["Max"] == 1
-    before, types = (types_as_run(content, tmp_path) for content in (model, after))
-    assert (types["QLinearConv"], types["Gelu"]) == (2, 1)
-    assert types["Transpose"] == before["Transpose"], "2 where ONNX Runtime removes those in between"
-
-
-def types_as_run(model: onnx.ModelProto, folder: Path) -> Counter[str]:
     options = session_options(num_threads=1)
-    options.optimized_model_filepath = str(folder / "optimized.onnx")
-    ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return types_of(onnx.load(folder / "optimized.onnx"))
+    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    ort.InferenceSession(after.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    types = types_of(onnx.load(tmp_path / "optimized.onnx"))
+    assert (types["QLinearConv"], types["Gelu"], types["Transpose"]) == (2, 1, 2)
 
 
 def test_the_views_of_a_file_can_be_dropped(exported: Callable[..., Exported], run_onnx: Run) -> None:
