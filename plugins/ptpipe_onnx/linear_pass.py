@@ -163,9 +163,12 @@ class _LinearLayer:
     def rewrite(self, shared: _Shared) -> None:
         """Put one operator in the place of the product and the addition, under the name of the product."""
         sizes = known_shape(source(self.data))
-        if sizes is not None and len(sizes) == 2:
+        is_of_matrices, is_wide = sizes is not None and len(sizes) == 2, len(_integers(self.weight)) >= _WIDE
+        if (is_of_matrices or is_wide) and self.bias is None:
+            return
+        if is_of_matrices:
             self._rewrite_on_matrices(self.data)
-        elif len(_integers(self.weight)) >= _WIDE:
+        elif is_wide:
             self._rewrite_on_rows(shared, sizes)
         elif sizes is not None and len(sizes) in _CONVOLVED_AXES and not shared.has_batch_inside(sizes):
             self._rewrite_on_sequences(shared, self.data, len(sizes))
@@ -175,19 +178,17 @@ class _LinearLayer:
             insert_restoring(self._rewrite_on_sequences(shared, rows, 3), _ROWS, "Reshape", vector)
 
     def _rewrite_on_rows(self, shared: _Shared, sizes: _Sizes | None) -> None:
-        if self.bias is not None:
-            rows = shared.reshaped(self.data, self.product, (-1, len(_integers(self.weight))))
-            vector = self._output_shape(shared, sizes)
-            self._rewrite_on_matrices(rows)
-            insert_restoring(self.quantize.outputs[0], _ROWS, "Reshape", vector)
+        rows = shared.reshaped(self.data, self.product, (-1, len(_integers(self.weight))))
+        vector = self._output_shape(shared, sizes)
+        self._rewrite_on_matrices(rows)
+        insert_restoring(self.quantize.outputs[0], _ROWS, "Reshape", vector)
 
     def _output_shape(self, shared: _Shared, sizes: _Sizes | None) -> ir.Value:
         return shared.vector(source(self.data), sizes, _integers(self.weight).shape[1], self.product)
 
     def _rewrite_on_matrices(self, data: ir.Node) -> None:
-        if self.bias is not None:
-            inputs = [data.outputs[0], self.weight.outputs[0], self.bias]
-            self._replace_by(insert_node(self.product, "Gemm", inputs, alpha=1.0, beta=1.0))
+        inputs = [data.outputs[0], self.weight.outputs[0], self.bias]
+        self._replace_by(insert_node(self.product, "Gemm", inputs, alpha=1.0, beta=1.0))
 
     def _rewrite_on_sequences(self, shared: _Shared, data: ir.Node, num_axes: int) -> ir.Value:
         images = shared.channels_first(data, self.product, num_axes)

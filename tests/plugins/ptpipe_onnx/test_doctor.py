@@ -1,18 +1,20 @@
 from __future__ import annotations
 
 import onnxruntime
+import pytest
 
 from ptpipe_onnx import doctor, integer_products
 from ptpipe_onnx.doctor import run_checks
 
 
 def test_what_is_here():
+    if not integer_products.are_right():
+        pytest.skip("see test_integer_products")
     found = list(run_checks())
     assert [check.subject for check in found] == ["onnx", "onnxscript", doctor._runtime(), "onnx session"]
-    assert {check.state for check in found[:-1]} == {"ok"}
-    assert found[-1].state == ("ok" if integer_products.are_right() else "fail")
+    assert {check.state for check in found} == {"ok"}
     assert found[2].detail == onnxruntime.__version__
-    assert ("CPU" if integer_products.are_right() else "multiplies integers wrongly") in found[3].detail
+    assert "CPU" in found[3].detail
 
 
 def test_no_session_beside_a_version_that_does_not_fit(monkeypatch):

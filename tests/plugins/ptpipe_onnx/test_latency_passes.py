@@ -5,6 +5,7 @@ Shape legend: N samples, C channels, H height, W width; O and I output and input
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,10 +37,15 @@ def passed(model: onnx.ModelProto, apply: Callable[[ir.Graph], None] = use_quick
 
 def run_types(model: onnx.ModelProto, folder: Path) -> set[str]:
     """Types of the operators that ONNX Runtime runs."""
+    return set(run_operators(model, folder))
+
+
+def run_operators(model: onnx.ModelProto, folder: Path) -> Counter[str]:
+    """How many operators of each type ONNX Runtime runs."""
     options = session_options(num_threads=1)
     options.optimized_model_filepath = str(folder / "optimized.onnx")
     ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return set(types_of(onnx.load(folder / "optimized.onnx")))
+    return types_of(onnx.load(folder / "optimized.onnx"))
 
 
 def repeated(op_type: str, axes: list[int], *, is_first: bool) -> onnx.ModelProto:

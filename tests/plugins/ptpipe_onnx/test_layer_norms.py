@@ -106,7 +106,7 @@ def assert_equal(model: onnx.ModelProto, network: nn.Module, run_onnx: Run, **si
         x = torch.randn(*shape, generator=torch.Generator().manual_seed(2)) * 3 + 1
         with torch.no_grad():
             expected = network(x).numpy()
-        np.testing.assert_allclose(run_onnx(model.SerializeToString(), x.numpy()), expected, atol=5e-5)
+        np.testing.assert_allclose(run_onnx(model.SerializeToString(), x.numpy()), expected, atol=2e-5)
 
 
 @pytest.mark.parametrize("axis", [1, -1])

@@ -6,6 +6,7 @@ Shape legend: N samples, L tokens, R all rows, I inputs of a layer, O outputs.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -49,6 +50,21 @@ def applied(model: onnx.ModelProto) -> onnx.ModelProto:
     return result
 
 
+def layer_operators(model: onnx.ModelProto) -> dict[str, int]:
+    """How many operators there are of which the pass writes or replaces."""
+    operators = ("MatMul", "Add", "Gemm", "Conv", "Transpose", "Reshape", "Shape", "Concat")
+    return {name: number for name, number in types_of(model).items() if name in operators and number}
+
+
+def assert_one_integer_layer(model: onnx.ModelProto, operator: str, folder: Path) -> None:
+    """Check that ONNX Runtime runs the kernel of the operator alone, and that reports call it a linear layer."""
+    kernels = kernels_of(rewritten(model), folder)
+    assert kernels.integer == {{"Gemm": "QGemm", "MatMul": "QLinearMatMul", "Conv": "QLinearConv"}[operator]: 1}
+    assert not kernels.float
+    (layer,) = coverage_of(folder / "m.onnx", kernels, {}).layers
+    assert (layer.kind, layer.reason) == ("linear layer", "")
+
+
 SHAPES: list[tuple[Sequence[int | str | None], str, dict[str, int]]] = [
     (("N", 6), "Gemm", {}),
     (("N", 3, 6), "Conv", {"Transpose": 2}),
@@ -76,9 +92,7 @@ def test_a_product_and_a_bias_are_one_layer(
     value = linear(draft, draft.quantize("images", 0.05, 120), bias)
     model = draft.finished(draft.quantize(value, 0.1, 100), shape)
     alone = applied(model)
-    operators = ("MatMul", "Add", "Gemm", "Conv", "Transpose", "Reshape", "Shape", "Concat")
-    found = {name: number for name, number in types_of(alone).items() if name in operators and number}
-    assert found == {operator: 1, **added}
+    assert layer_operators(alone) == {operator: 1, **added}
     given = [size if isinstance(size, int) else number for size, number in zip(shape, (4, 3, 2, 2, 6), strict=False)]
     for leading in ((given[0],), (1,), (0,))[: 2 if "Shape" in added else 3]:  # there all samples are one
         x = sequences(*leading, *given[1:-1], 6)
@@ -93,11 +107,7 @@ def test_a_product_and_a_bias_are_one_layer(
     undone = ir.serde.serialize_model(written).SerializeToString()
     np.testing.assert_array_equal(run_onnx(undone, x), run_onnx(model.SerializeToString(), x))
 
-    kernels = kernels_of(rewritten(model), tmp_path)
-    assert kernels.integer == {{"Gemm": "QGemm", "MatMul": "QLinearMatMul", "Conv": "QLinearConv"}[operator]: 1}
-    assert not kernels.float
-    (layer,) = coverage_of(tmp_path / "m.onnx", kernels, {}).layers
-    assert (layer.kind, layer.reason) == ("linear layer", "")
+    assert_one_integer_layer(model, operator, tmp_path)
 
 
 @pytest.mark.parametrize("bias", [BIAS_O, None], ids=["bias", "no bias"])
@@ -125,17 +135,11 @@ def test_of_many_inputs_a_layer_is_a_product_of_rows(
     value = linear(draft, draft.quantize("images", 0.05, 120), bias)
     model = draft.finished(draft.quantize(value, 0.1, 100), shape)
     alone = applied(model)
-    operators = ("MatMul", "Add", "Gemm", "Conv", "Transpose", "Reshape", "Shape", "Concat")
-    found = {name: number for name, number in types_of(alone).items() if name in operators and number}
-    assert found == ({"MatMul": 1} if bias is None else {"Gemm": 1, **added})
+    assert layer_operators(alone) == ({"MatMul": 1} if bias is None else {"Gemm": 1, **added})
     x = sequences(*(size if isinstance(size, int) else 4 for size in shape))
     before = run_onnx(model.SerializeToString(), x)
     np.testing.assert_allclose(run_onnx(alone.SerializeToString(), x), before, rtol=0, atol=1e-6)
-    kernels = kernels_of(rewritten(model), tmp_path)
-    assert kernels.integer == {"QLinearMatMul" if bias is None else "QGemm": 1}
-    assert not kernels.float
-    (layer,) = coverage_of(tmp_path / "m.onnx", kernels, {}).layers
-    assert (layer.kind, layer.reason) == ("linear layer", "")
+    assert_one_integer_layer(model, "MatMul" if bias is None else "Gemm", tmp_path)
 
 
 def test_the_bias_is_int32_and_the_result_what_float64_gives(run_onnx: Run) -> None:
