@@ -40,20 +40,24 @@ class Tuning(NamedTuple):
     trials: Trials
 
 
-def _reduced_range(config: BackendConfig) -> JSON:
-    if config.reduce_range != "auto":
-        return None
-    return {"reduce_range": wants_reduced_range(config.backend)[0]}
+def _chosen_here(config: BackendConfig) -> JSON:
+    """Return what options that are `auto` stand for on this machine."""
+    chosen: dict[str, JSON] = {}
+    if config.backend == "auto":
+        chosen["backend"] = config.engine
+    if config.reduce_range == "auto":
+        chosen["reduce_range"] = wants_reduced_range(config.engine)[0]
+    return chosen or None
 
 
 def _unsupported_backend(config: BackendConfig) -> Iterable[str]:
     from ptpipe_torch.int8.engine import unsupported_engine
 
-    message = unsupported_engine(config.backend)
+    message = unsupported_engine(config.engine)
     return [message] if message else []
 
 
-@stage("quant.dynamic", packages=("torch",), preflight=_unsupported_backend, fingerprint=_reduced_range)
+@stage("quant.dynamic", packages=("torch",), preflight=_unsupported_backend, fingerprint=_chosen_here)
 def dynamic(config: DynamicConfig, ctx: Context, model: Model) -> Model:
     """Quantize linear, LSTM and GRU layers to int8: weights now, inputs and states at run time.
 
@@ -67,7 +71,7 @@ def dynamic(config: DynamicConfig, ctx: Context, model: Model) -> Model:
     return stages.dynamic(config, ctx, model)
 
 
-@stage("quant.prepare", packages=("torch",), preflight=_unsupported_backend, fingerprint=_reduced_range)
+@stage("quant.prepare", packages=("torch",), preflight=_unsupported_backend, fingerprint=_chosen_here)
 def prepare(config: PrepareConfig, ctx: Context, model: Model) -> Model:
     """Fold batch norms and insert observers, before quant.calibrate and quant.convert.
 
@@ -80,7 +84,7 @@ def prepare(config: PrepareConfig, ctx: Context, model: Model) -> Model:
     return stages.prepare(config, ctx, model)
 
 
-@stage("quant.prepare_qat", packages=("torch",), preflight=_unsupported_backend, fingerprint=_reduced_range)
+@stage("quant.prepare_qat", packages=("torch",), preflight=_unsupported_backend, fingerprint=_chosen_here)
 def prepare_qat(config: PrepareQatConfig, ctx: Context, model: Model) -> Model:
     """Insert fake quantization, before a short train.supervised and quant.convert.
 
@@ -136,7 +140,7 @@ def analyze(config: AnalyzeConfig, ctx: Context, model: Model, data: Data) -> La
     return stage.analyze(config, ctx, model, data)
 
 
-@stage("quant.tune", packages=("torch",), preflight=_unsupported_backend, fingerprint=_reduced_range)
+@stage("quant.tune", packages=("torch",), preflight=_unsupported_backend, fingerprint=_chosen_here)
 def tune(config: TuneConfig, ctx: Context, model: Model, data: Data) -> Tuning:
     """Keep the most harmful layers of a float model float until the int8 model loses at most `max_drop`.
 

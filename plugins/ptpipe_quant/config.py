@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self, TypeAlias
 from pydantic import BeforeValidator, Field, model_validator
 
 from ptpipe import JSON, StageConfig, host
-from ptpipe_quant.cpu import Backend
+from ptpipe_quant.cpu import Backend, default_backend
 
 Granularity: TypeAlias = Literal["per_channel", "per_tensor"]
 Observer: TypeAlias = Literal["mse", "min_max", "moving_average", "percentile", "entropy"]
@@ -17,9 +17,10 @@ Observer: TypeAlias = Literal["mse", "min_max", "moving_average", "percentile", 
 class BackendConfig(StageConfig):
     """Options of every stage that chooses how layers become int8."""
 
-    backend: Backend = Field(
-        "fbgemm",
-        description="quantized engine of torch: fbgemm, x86 and onednn for servers and PCs, qnnpack for ARM and phones",
+    backend: Backend | Literal["auto"] = Field(
+        "auto",
+        description="quantized engine of torch: fbgemm, x86 and onednn for servers and PCs, qnnpack for ARM and "
+        "phones. auto: fbgemm on an x86 processor, qnnpack on others",
     )
     weights: Granularity = Field(
         "per_channel",
@@ -37,6 +38,11 @@ class BackendConfig(StageConfig):
         description="layers to keep float, by name (`classifier`, `layer4.*`) or type (`Linear`, `BasicBlock`); a "
         "weight that a function takes, by the parameter's name",
     )
+
+    @property
+    def engine(self) -> Backend:
+        """The quantized engine that `backend` stands for on this machine."""
+        return default_backend() if self.backend == "auto" else self.backend
 
 
 class DynamicConfig(BackendConfig):

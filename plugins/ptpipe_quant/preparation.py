@@ -51,7 +51,7 @@ def prepare_model(
 
     `train`: in train mode too. `may_be_idle`: whether patterns of `layers` may decide nothing.
     """
-    with quantized_engine(config.backend), released_memory(), torch.random.fork_rng(devices=[]), torch.no_grad():
+    with quantized_engine(config.engine), released_memory(), torch.random.fork_rng(devices=[]), torch.no_grad():
         network = model.build()
         for name in layers_to_quantize(network, config.skip, nn.LSTM, nn.GRU, nn.RNN):
             ctx.log(f"{name} stays float: torch has int8 kernels for recurrent layers in quant.dynamic alone")
@@ -74,8 +74,8 @@ def prepare_model(
             check_gradients(ctx, module, expected.inputs, build, train=is_train, route=config.route)
         if is_random and not draws_in_training(module, expected.inputs):
             ctx.notice(_LOST_NOISE)
-        ctx.metric(backend=config.backend, weights=transform.arguments["weights"])
-        recipe = replace(model.recipe, prepare=(transform,), backend=config.backend, is_sparse=is_sparse)
+        ctx.metric(backend=config.engine, weights=transform.arguments["weights"])
+        recipe = replace(model.recipe, prepare=(transform,), backend=config.engine, is_sparse=is_sparse)
         return Model.from_module(recipe, module)
 
 
@@ -150,9 +150,9 @@ class _Preparation:
     def _try_conversion(self, transform: FunctionRef, inputs: Inputs) -> None:
         with released_memory():
             trial = _applied(for_conversion(transform), self.model.build(), self.ctx.kind)
-        wrong = dry_run(self.ctx, trial, inputs, self.config.backend)
+        wrong = dry_run(self.ctx, trial, inputs, self.config.engine)
         if wrong and not _saturates_by_choice(transform, self.config):
-            backend = self.config.backend
+            backend = self.config.engine
             raise UnsupportedOperatorsError(
                 f"{self.ctx.kind}: {backend} computes {wrong[0].layer} wrongly: {_fault(wrong[0])}. "
                 "Choose another backend",
@@ -163,7 +163,7 @@ class _Preparation:
             )
 
     def _wrong_transposed(self, network: nn.Module) -> list[str]:
-        inputs, route, backend = self.model.signature.inputs, self.config.route, self.config.backend
+        inputs, route, backend = self.model.signature.inputs, self.config.route, self.config.engine
         skipped = float_names(network, [*self.config.skip, *self.layers])
         layers = dict(network.named_modules()) | functional_transposed(network, inputs, skipped, route)
         return [
@@ -184,7 +184,7 @@ class _Preparation:
             self.ctx.notice(sentence)
         if unsupported:
             self.ctx.notice(
-                f"{_stay_float(unsupported)}: {self.config.backend}'s transposed convolution computes another "
+                f"{_stay_float(unsupported)}: {self.config.engine}'s transposed convolution computes another "
                 "function here, or loses the weights"
             )
             self.ctx.metric(kept_float=truncated(unsupported))
@@ -217,7 +217,7 @@ def _report_layers(prepared: GraphModule, ctx: Context, *, may_be_idle: bool) ->
 
 def _saturates_by_choice(transform: FunctionRef, config: BackendConfig) -> bool:
     """Return whether sums may saturate since the user wants 8-bit weights: `quant.convert` has the real ranges."""
-    return wants_reduced_range(config.backend)[0] and not transform.arguments["narrow_weights"]
+    return wants_reduced_range(config.engine)[0] and not transform.arguments["narrow_weights"]
 
 
 def _applied(transform: FunctionRef, network: nn.Module, kind: str) -> GraphModule:

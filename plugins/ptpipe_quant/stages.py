@@ -65,7 +65,7 @@ def dynamic(config: DynamicConfig, ctx: Context, model: Model) -> Model:
         ctx.notice(f"skip: {pattern!r} matches no layer that {ctx.kind} would quantize")
     names = [name for name in layers_to_quantize(module, config.skip, *storable) if name not in layers]
     stored = round_weights(module, storable_layers(module, names), per_channel=config.weights == "per_channel")
-    recipe = replace(model.recipe, convert=tuple(steps), backend=config.backend)
+    recipe = replace(model.recipe, convert=tuple(steps), backend=config.engine)
     converted = _int8(Model.from_module(recipe, module), ctx, stored)
     check_dynamic_layers(converted, run.inputs, ctx.kind)
     return converted
@@ -77,7 +77,7 @@ def prepare(config: PrepareConfig, ctx: Context, model: Model, *, may_be_idle: b
     insert_observers = FunctionRef.to(
         transforms.prepare_static,
         inputs=[spec.to_json() for spec in model.signature.inputs],
-        backend=config.backend,
+        backend=config.engine,
         observer=config.observer,
         percentile=config.percentile,
         weights=config.weights,
@@ -100,7 +100,7 @@ def prepare_qat(config: PrepareQatConfig, ctx: Context, model: Model) -> Model:
     insert_fake_quant = FunctionRef.to(
         transforms.prepare_qat,
         inputs=[spec.to_json() for spec in model.signature.inputs],
-        backend=config.backend,
+        backend=config.engine,
         weights=config.weights,
         narrow_weights=_reduced_range(config, ctx),
         skip=config.skip,
@@ -200,7 +200,7 @@ def _report_reparametrized(ctx: Context, model: Model) -> None:
 
 
 def _reduced_range(config: BackendConfig, ctx: Context) -> bool:
-    reduced, reason = wants_reduced_range(config.backend)
+    reduced, reason = wants_reduced_range(config.engine)
     if config.reduce_range != "auto":
         reduced, reason = config.reduce_range, "set by the option"
     ctx.metric(reduce_range=reduced, reduce_range_reason=reason)

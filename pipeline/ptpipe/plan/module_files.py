@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import sys
 import sysconfig
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES, BuiltinImporter, FrozenImporter, ModuleSpec, PathFinder
 from pathlib import Path
@@ -16,6 +18,8 @@ from typing import Any, NamedTuple
 
 _SUFFIXES = (*EXTENSION_SUFFIXES, ".py")
 _SEEN = "_ptpipe_imported"
+_RECORDED = re.compile(r"^(?=[^,\n]*\.(?:py|so|pyd),)\w+[/.]", re.MULTILINE)
+"""How a path in RECORD begins: `torch/` of `torch/nn/__init__.py`, `six.` of `six.py`."""
 _STANDARD_FINDERS = (BuiltinImporter, FrozenImporter, PathFinder)
 
 
@@ -111,8 +115,27 @@ def is_own_code(file: str) -> bool:
 
 
 def is_installed(file: str) -> bool:
-    """Return whether a file is where packages are installed."""
+    """Return whether a file belongs to an installed package: one in `site-packages`, or of `pip install --target`."""
+    return _is_in_site_packages(file) or any(file.startswith(_installed_in(folder)) for folder in sys.path)
+
+
+def _is_in_site_packages(file: str) -> bool:
     return "/site-packages/" in file or "/dist-packages/" in file
+
+
+@cache
+def _installed_in(folder: str) -> tuple[str, ...]:
+    """Return what the paths of installed modules begin with, in a folder of `sys.path`: as installers recorded them.
+
+    Other files of the folder are the user's own: `pip install --target .` puts packages beside these.
+    """
+    if _is_in_site_packages(f"{folder}/"):  # all of it is installed
+        return ()
+    found: set[str] = set()
+    for record in Path(folder).glob("*.dist-info/RECORD"):
+        with suppress(OSError):
+            found.update(_RECORDED.findall(record.read_text(encoding="utf-8", errors="replace")))
+    return tuple(f"{os.path.abspath(folder)}/{beginning}" for beginning in sorted(found))  # noqa: PTH100 - as above
 
 
 def _members(module: object) -> Mapping[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from ptpipe import StageError
+from ptpipe import StageError, host
 
 if TYPE_CHECKING:
     from torch import nn
@@ -35,7 +35,10 @@ def supported_engines() -> tuple[str, ...]:
     """Return the names of the quantized engines that this build of torch supports on this machine, sorted."""
     import torch
 
-    return tuple(sorted(set(torch.backends.quantized.supported_engines) - {"none"}))
+    # torch 2.11 to 2.13 lists fbgemm and x86 on ARM, too, where every operator of theirs fails:
+    # https://github.com/pytorch/pytorch/pull/180679
+    unusable = {"none"} if host.is_x86() else {"none", "fbgemm", "x86"}
+    return tuple(sorted(set(torch.backends.quantized.supported_engines) - unusable))
 
 
 def unsupported_engine(backend: str) -> str | None:

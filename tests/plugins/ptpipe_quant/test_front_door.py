@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import subprocess
 import sys
 from typing import Any
@@ -11,7 +12,7 @@ from pydantic import ValidationError
 import ptpipe_quant
 from ptpipe import Stage
 from ptpipe_quant import CalibrateConfig, DynamicConfig, PrepareConfig, PrepareQatConfig, ptpipe_stages
-from ptpipe_quant.cpu import wants_reduced_range
+from ptpipe_quant.cpu import default_backend, wants_reduced_range
 
 WITH_DATA = {
     "quant.calibrate": ["model", "ranges"],
@@ -93,7 +94,19 @@ def test_the_key_holds_what_auto_decides_here() -> None:
         assert stage.fingerprint(config_of(stage, backend="fbgemm")) == {
             "reduce_range": wants_reduced_range("fbgemm")[0]
         }
-        assert stage.fingerprint(config_of(stage, reduce_range=True)) is None
+        assert stage.fingerprint(config_of(stage, reduce_range=True)) == {"backend": default_backend()}
+        assert stage.fingerprint(config_of(stage, backend="fbgemm", reduce_range=True)) is None
+
+
+@pytest.mark.parametrize(("machine", "engine"), [("x86_64", "fbgemm"), ("aarch64", "qnnpack"), ("arm64", "qnnpack")])
+def test_the_default_engine_is_one_of_this_processor(monkeypatch, machine, engine) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    (stage,) = (stage for stage in ptpipe_stages() if stage.kind == "quant.prepare")
+    config = config_of(stage)
+    assert (config.backend, config.engine) == ("auto", engine)
+    assert config_of(stage, backend="onednn").engine == "onednn"
+    assert stage.fingerprint(config)["backend"] == engine
+    assert stage.preflight(config) == []
 
 
 def test_preflight_names_an_unsupported_backend(monkeypatch) -> None:

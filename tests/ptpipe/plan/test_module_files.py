@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ptpipe.plan.module_files import ImportLog
+from ptpipe.plan.module_files import ImportLog, is_installed
 
 
 def test_another_name_of_a_module_is_no_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,3 +42,16 @@ def test_what_is_imported_again_is_looked_at_again(tmp_path: Path, monkeypatch: 
     digests.append(log.update()["imported_again"].sha256)
     del sys.modules["imported_again"]
     assert len(set(digests)) == 3
+
+
+def test_what_installers_recorded_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `pip install --target .` leaves it: packages beside the user's own modules."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    information = tmp_path / "acme_libs-1.0.dist-info"
+    information.mkdir()
+    recorded = ["acme_lib/__init__.py,sha256=x,3", "acme_one.py,,", "bin/tool,,", "../../lib/acme_out.py,,"]
+    (information / "RECORD").write_text("\n".join([*recorded, "acme_libs-1.0.dist-info/RECORD,,"]))
+    files = ["acme_lib/deep.py", "acme_one.py", "acme_one_more.py", "acme_out.py", "bin/tool.py", "own.py"]
+    found = [is_installed(str(tmp_path / file)) for file in files]
+    assert found == [True, True, False, False, False, False]
+    assert not is_installed(str(tmp_path.parent / "acme_one.py"))

@@ -38,6 +38,13 @@ def test_an_unsupported_engine_is_an_error() -> None:
         pass
 
 
+def test_kernels_of_x86_are_not_for_other_processors(monkeypatch) -> None:
+    listed = set(torch.backends.quantized.supported_engines)
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    assert set(supported_engines()) == listed - {"none", "fbgemm", "x86"}
+    assert "does not support int8 backend fbgemm" in unsupported_engine("fbgemm")
+
+
 @pytest.mark.parametrize("backend", supported_engines())
 def test_the_probe_differs_by_rounding_only(backend) -> None:
     assert 0 < probe_error(backend) <= PROBE_STEP / 2  # the sums are no multiples of 8, so int8 must round them
