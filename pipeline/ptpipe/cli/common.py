@@ -103,14 +103,6 @@ def past_plan(store: Store, wanted: str) -> Plan:
     return past_run(store, wanted).plan()
 
 
-def is_file(path: Path) -> bool:
-    """Return whether there is such a file; False for what can be no file's name, which `Path.is_file` raises for."""
-    try:
-        return path.is_file()
-    except OSError:
-        return False
-
-
 def describe_end(record: Mapping[str, Any]) -> str:
     """Return how the run of `record` ended, in one word or two."""
     if not record["finished"]:

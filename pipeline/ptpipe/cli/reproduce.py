@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ptpipe.cli.common import artifacts_option, echo, is_file, json_option, open_store, print_json, print_table
+from ptpipe.cli.common import artifacts_option, echo, json_option, open_store, print_json, print_table
 from ptpipe.errors import ExitCode, UsageError
+from ptpipe.plan.module_files import is_file
 
 if TYPE_CHECKING:
     from ptpipe.provenance.reproduce import PastRun, Reproduction

@@ -11,13 +11,13 @@ import click
 from ptpipe.cli.common import (
     artifacts_option,
     counted,
-    is_file,
     json_option,
     open_store,
     print_json,
     print_table,
 )
 from ptpipe.errors import ExitCode, UsageError
+from ptpipe.plan.module_files import is_file
 
 if TYPE_CHECKING:
     from ptpipe.provenance.verify import Verification

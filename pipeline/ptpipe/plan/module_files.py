@@ -138,6 +138,11 @@ def _installed_in(folder: str) -> tuple[str, ...]:
     return tuple(f"{os.path.abspath(folder)}/{beginning}" for beginning in sorted(found))  # noqa: PTH100 - as above
 
 
+def is_file(path: Path) -> bool:
+    """Return whether there is such a file; False for what can be no file's name, which `Path.is_file` raises for."""
+    return os.path.isfile(path)  # noqa: PTH113 - it returns False for these, too
+
+
 def _members(module: object) -> Mapping[str, Any]:
     """Return what is in a module; asking for an attribute would import a lazy one."""
     try:

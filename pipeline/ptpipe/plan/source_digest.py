@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from ptpipe.errors import IntegrityError
-from ptpipe.plan.module_files import ModuleFinder, is_installed, is_own_code
+from ptpipe.plan.module_files import ModuleFinder, is_file, is_installed, is_own_code
 from ptpipe.store.documents import read_document, write_document
 
 _LAYOUT = 4
@@ -342,11 +342,3 @@ def _imported_names(text: str) -> Iterator[str]:
     """Yield `a` and `b.c` of `(a as x,  # comment` and `b.c)`."""
     for part in _COMMENT.sub("", text).strip("()").split(","):
         yield from part.split()[:1]
-
-
-def is_file(path: Path) -> bool:
-    """Return whether there is such a file: a name may be too long for any."""
-    try:
-        return path.is_file()
-    except OSError:
-        return False

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ptpipe.errors import Problem
-from ptpipe.plan.source_digest import SourceDigests, is_file
+from ptpipe.plan.module_files import is_file
+from ptpipe.plan.source_digest import SourceDigests
 
 if TYPE_CHECKING:
     from ptpipe.plan.bind import Plan, PlannedStage
