@@ -12,6 +12,8 @@ from ptpipe import StageError, host
 if TYPE_CHECKING:
     from torch import nn
 
+X86_ENGINES = {"fbgemm", "x86"}
+"""Those that have kernels for x86 processors alone."""
 PROBE_STEP = 8.0
 """Output scale of the probe's convolution, whose sums lie within -74 and 32."""
 
@@ -35,10 +37,10 @@ def supported_engines() -> tuple[str, ...]:
     """Return the names of the quantized engines that this build of torch supports on this machine, sorted."""
     import torch
 
-    # torch 2.11 to 2.13 lists fbgemm and x86 on ARM, too, where every operator of theirs fails:
+    # torch 2.11 to 2.13 lists all of them on ARM, too, where every operator of these two fails:
     # https://github.com/pytorch/pytorch/pull/180679
-    unusable = {"none"} if host.is_x86() else {"none", "fbgemm", "x86"}
-    return tuple(sorted(set(torch.backends.quantized.supported_engines) - unusable))
+    unusable = set() if host.is_x86() else X86_ENGINES
+    return tuple(sorted(set(torch.backends.quantized.supported_engines) - {"none"} - unusable))
 
 
 def unsupported_engine(backend: str) -> str | None:

@@ -26,6 +26,14 @@ def test_each_engine_is_reported_once():
     assert torch.backends.quantized.engine == before
 
 
+def test_engines_of_x86_are_no_fault_of_other_processors(monkeypatch):
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    found = {check.subject: check for check in run_checks()}
+    for engine_name in ("fbgemm", "x86"):
+        check = found[f"int8 {engine_name}"]
+        assert (check.state, check.detail) == ("ok", "for x86 processors alone")
+
+
 def test_an_engine_that_computes_nonsense_is_found(monkeypatch):
     backend = supported_engines()[0]
     for module in (engine, doctor):  # sums beyond 64 saturate: wrong by more than half a step
