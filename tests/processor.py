@@ -1,4 +1,4 @@
-"""What int8 kernels can do on the processor that runs the tests, and in its version of torch."""
+"""What kernels can do where the tests run: on this processor, in these versions of torch and ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from packaging.version import Version
 from ptpipe_quant.cpu import wants_reduced_range
 from ptpipe_torch.int8.engine import supported_engines
 from ptpipe_torch.model.exact_session import may_saturate
+from ptpipe_torch.ort import ort
+
+ONNX_RUNTIME = Version(ort.__version__)
 
 
 def reduced(backend: str) -> bool:

@@ -8,20 +8,20 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnx_ir as ir
-import onnxruntime as ort
 import pytest
+from packaging.version import Version
 
 from ptpipe_onnx.barriers import drop_views
 from ptpipe_onnx.graph import remove_unused
 from ptpipe_onnx.latency_passes import use_quicker_kernels
 
+from ...processor import ONNX_RUNTIME
 from .conftest import Exported
 from .test_activation_pass import check_same, gelu
 from .test_latency_passes import run_operators
 from .test_qdq_passes import Draft, conv, kernels_of, types_of
 
 Run = Callable[..., np.ndarray]
-VERSION = tuple(map(int, ort.__version__.split(".")[:2]))
 SHAPES = [("N", 5, 6), ("N", "L", 6), (None, None, 6)]
 RNG = np.random.default_rng(3)
 X_NLI = RNG.normal(size=(2, 5, 6)).astype(np.float32) * 2
@@ -73,7 +73,7 @@ def test_a_softmax_of_products_stays_float(shape: Sequence[int | str | None], ru
     np.testing.assert_array_equal(run_onnx(after.SerializeToString(), X_NLI), expected)
 
 
-@pytest.mark.skipif(VERSION < (1, 32), reason="earlier versions leave transpositions in front of a GELU")
+@pytest.mark.skipif(Version("1.32") > ONNX_RUNTIME, reason="earlier versions leave transpositions in front of a GELU")
 def test_between_convolutions_it_lets_transpositions_pass(run_onnx: Run, tmp_path: Path) -> None:
     draft = Draft()
     value = draft.quantize(conv(draft, draft.quantize("images", 0.05, 100)), 0.05, 100)

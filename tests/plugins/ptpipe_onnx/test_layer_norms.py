@@ -15,6 +15,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 import torch
+from packaging.version import Version
 from torch import nn
 
 from ptpipe import Context
@@ -24,12 +25,15 @@ from ptpipe_onnx.layer_norms import write_channel_norms_out
 from ptpipe_quant import CalibrateConfig, ConvertConfig, PrepareConfig, calibrate, convert, prepare
 from ptpipe_torch import BATCH, Data, FunctionRef, Model, Recipe, Signature, TensorSpec, builder
 
+from ...processor import ONNX_RUNTIME
 from ...signatures import classifier
 from .test_qdq_passes import types_of
 
 Run = Callable[..., np.ndarray]
 CHANNELS = 16
 EPS = 1e-3
+ATOL = 2e-5 if Version("1.27") <= ONNX_RUNTIME else 5e-5
+"""Earlier versions compute a variance as the difference of two means."""
 
 
 def by_mean_of_powers(x: torch.Tensor, axis: int) -> torch.Tensor:
@@ -106,7 +110,7 @@ def assert_equal(model: onnx.ModelProto, network: nn.Module, run_onnx: Run, **si
         x = torch.randn(*shape, generator=torch.Generator().manual_seed(2)) * 3 + 1
         with torch.no_grad():
             expected = network(x).numpy()
-        np.testing.assert_allclose(run_onnx(model.SerializeToString(), x.numpy()), expected, atol=2e-5)
+        np.testing.assert_allclose(run_onnx(model.SerializeToString(), x.numpy()), expected, atol=ATOL)
 
 
 @pytest.mark.parametrize("axis", [1, -1])

@@ -309,7 +309,7 @@ def small_vit() -> nn.Module:
 
 @pytest.fixture(scope="module")
 def trained_vit(digits: Data) -> Model:
-    return train(make_model(small_vit), digits, lr=0.1, epochs=16)
+    return train(make_model(small_vit), digits, lr=0.1, epochs=24)
 
 
 def int8_of(model: Model, data: Data, ctx: Context, backend: str, path: str) -> Model:
@@ -333,7 +333,7 @@ def test_a_vision_transformer_is_int8_throughout(
     assert len(network.graph.find_nodes(op="call_function", target=torch.ops.quantized.matmul)) == 2
     assert [part for part in metrics()["float_layers"] if "(Parameter)" not in part] == []
     expected_NK, found_NK = logits_of(trained_vit, digits), logits_of(int8, digits)
-    assert accuracy(expected_NK, digits) > 0.5  # 0.63 to 0.86, by version of torch and processor
+    assert accuracy(expected_NK, digits) > 0.5  # 0.75 to 0.86, by version of torch and processor
     if path == "static":  # one image in 25 has two classes that are nearly as likely: logits say more than they do
         assert np.sqrt(np.square(found_NK - expected_NK).mean()) < 0.05 * expected_NK.std()
     else:
