@@ -17,7 +17,7 @@ Observer: TypeAlias = Literal["mse", "min_max", "moving_average", "percentile", 
 class BackendConfig(StageConfig):
     """Options of every stage that chooses how layers become int8."""
 
-    backend: Backend | Literal["auto"] = Field(
+    backend: Literal["auto", Backend] = Field(
         "auto",
         description="quantized engine of torch: fbgemm, x86 and onednn for servers and PCs, qnnpack for ARM and "
         "phones. auto: fbgemm on an x86 processor, qnnpack on others",

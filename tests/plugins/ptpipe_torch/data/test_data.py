@@ -142,9 +142,9 @@ class TestConstruction:
         splits = {"train": pool.subset(np.arange(55_000)), "val": pool.subset(np.arange(55_000, 60_000)), "test": test}
         times = []
         for _ in range(5):
-            start = time.perf_counter()
+            start = time.process_time()
             Data(image_info("x", ("a",), (1, 1, 1), (0.5,), (0.5,)), splits)
-            times.append(time.perf_counter() - start)
+            times.append(time.process_time() - start)
         assert min(times) < 0.05
 
 
