@@ -135,7 +135,7 @@ CASES = {
     "no such backend": Case(
         [DIGITS, MLP, PREPARED.replace("fbgemm", "tensorrt")],
         "prepared",
-        r"backend: should be 'fbgemm', .* not .tensorrt",
+        r"backend: should be 'auto', 'fbgemm', .* not .tensorrt",
         2,
     ),
     "no such extra": Case(
