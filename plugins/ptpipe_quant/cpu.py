@@ -22,9 +22,9 @@ Backend: TypeAlias = Literal["fbgemm", "qnnpack", "x86", "onednn"]
 _SUFFICIENT_FLAGS = {"fbgemm": ("avx512_vnni",), "x86": ("avx512_vnni",), "onednn": host.VNNI_FLAGS}
 
 
-def default_backend(architecture: str | None = None) -> Backend:
+def default_backend() -> Backend:
     """Return the engine that `backend: auto` stands for on this processor: fbgemm's kernels are for x86 alone."""
-    return "fbgemm" if host.is_x86(architecture) else "qnnpack"
+    return "fbgemm" if host.is_x86() else "qnnpack"
 
 
 def wants_reduced_range(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import get_args
 
-from ptpipe import Check, host
+from ptpipe import Check
 from ptpipe_quant.cpu import Backend, wants_reduced_range
-from ptpipe_torch.int8.engine import PROBE_STEP, X86_ENGINES, probe_error, supported_engines
+from ptpipe_torch.int8.engine import PROBE_STEP, is_for_another_processor, probe_error, supported_engines
 
 
 def run_checks() -> Iterator[Check]:
@@ -21,7 +21,7 @@ def run_checks() -> Iterator[Check]:
     for name in names:
         if name in supported:
             yield _run_engine(name)
-        elif name in X86_ENGINES and not host.is_x86():
+        elif is_for_another_processor(name):
             yield Check.ok(f"int8 {name}", "for x86 processors alone")
         else:
             yield Check.warn(f"int8 {name}", "not supported by torch on this machine", "choose another `backend`")

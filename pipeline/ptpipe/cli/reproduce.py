@@ -12,7 +12,6 @@ import click
 
 from ptpipe.cli.common import artifacts_option, echo, json_option, open_store, print_json, print_table
 from ptpipe.errors import ExitCode, UsageError
-from ptpipe.plan.module_files import is_file
 
 if TYPE_CHECKING:
     from ptpipe.provenance.reproduce import PastRun, Reproduction
@@ -72,6 +71,7 @@ def reproduce(  # one parameter an option
 
 def _past(target: str, store: Store) -> PastRun:
     from ptpipe.execution.statement import SUFFIX, statement_path
+    from ptpipe.plan.module_files import is_file
     from ptpipe.provenance.reproduce import past_run, past_statement
     from ptpipe.provenance.statement import Statement
 

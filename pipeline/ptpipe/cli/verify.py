@@ -17,7 +17,6 @@ from ptpipe.cli.common import (
     print_table,
 )
 from ptpipe.errors import ExitCode, UsageError
-from ptpipe.plan.module_files import is_file
 
 if TYPE_CHECKING:
     from ptpipe.provenance.verify import Verification
@@ -60,6 +59,7 @@ def verify(target: str | None, key: Path | None, artifacts: Path, as_json: bool)
 def _is_deliverable(path: Path) -> bool:
     """Return whether a path is a file, or was one that has a statement."""
     from ptpipe.execution.statement import statement_path
+    from ptpipe.plan.module_files import is_file
 
     return is_file(path) or is_file(statement_path(path))
 

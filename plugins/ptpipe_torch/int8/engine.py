@@ -12,8 +12,6 @@ from ptpipe import StageError, host
 if TYPE_CHECKING:
     from torch import nn
 
-X86_ENGINES = {"fbgemm", "x86"}
-"""Those that have kernels for x86 processors alone."""
 PROBE_STEP = 8.0
 """Output scale of the probe's convolution, whose sums lie within -74 and 32."""
 
@@ -37,10 +35,17 @@ def supported_engines() -> tuple[str, ...]:
     """Return the names of the quantized engines that this build of torch supports on this machine, sorted."""
     import torch
 
-    # torch 2.11 to 2.13 lists all of them on ARM, too, where every operator of these two fails:
-    # https://github.com/pytorch/pytorch/pull/180679
-    unusable = set() if host.is_x86() else X86_ENGINES
-    return tuple(sorted(set(torch.backends.quantized.supported_engines) - {"none"} - unusable))
+    listed = set(torch.backends.quantized.supported_engines) - {"none"}
+    return tuple(sorted(engine for engine in listed if not is_for_another_processor(engine)))
+
+
+def is_for_another_processor(engine: str) -> bool:
+    """Return whether an engine has kernels for x86 processors alone, and this is none.
+
+    torch 2.11 to 2.13 lists these on ARM, too, where all their operators fail:
+    https://github.com/pytorch/pytorch/pull/180679
+    """
+    return engine in ("fbgemm", "x86") and not host.is_x86()
 
 
 def unsupported_engine(backend: str) -> str | None:

@@ -230,14 +230,17 @@ def normalized_images() -> nn.Module:
     return NormalizedImages()
 
 
-@pytest.mark.parametrize("precision", ["float", "int8"])
-def test_they_are_written_out_again(precision: str, digits: Data, tmp_path: Path, run_onnx: Run) -> None:
-    ctx = Context("onnx", "export.onnx", 7, tmp_path)
+def normalized_model() -> Model:
     with torch.random.fork_rng():
         torch.manual_seed(1)
-        model = Model.from_module(
+        return Model.from_module(
             Recipe(FunctionRef.to(normalized_images), classifier((1, 16, 16), 10)), normalized_images()
         )
+
+
+@pytest.mark.parametrize("precision", ["float", "int8"])
+def test_they_are_written_out_again(precision: str, digits: Data, tmp_path: Path, run_onnx: Run) -> None:
+    ctx, model = Context("onnx", "export.onnx", 7, tmp_path), normalized_model()
     if precision == "int8":
         model = convert(
             ConvertConfig(), ctx, calibrate(CalibrateConfig(), ctx, prepare(PrepareConfig(), ctx, model), digits).model
