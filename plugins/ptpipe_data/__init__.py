@@ -207,7 +207,7 @@ def load_table(config: TableConfig, ctx: Context) -> Data:
     """
     from ptpipe_data import table
 
-    return table.load_table(config, ctx.seed)
+    return table.load_table(config, ctx)
 
 
 def _fingerprint_text(config: TextConfig) -> JSON:

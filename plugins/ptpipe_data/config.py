@@ -258,8 +258,9 @@ class TableConfig(TableFileConfig):
         "or 1, true or false; regression: numbers"
     )
     features: tuple[str, ...] | None = Field(
-        None, min_length=1, description="the input columns; none: all that are not targets"
+        None, min_length=1, description="the input columns; none: all that are neither targets nor in `exclude`"
     )
+    exclude: tuple[str, ...] = Field((), description="columns that are no inputs, such as the number of a customer")
     categorical: tuple[str, ...] = Field(
         (), description="input columns of numbers that are categories; text and booleans are in any case"
     )
@@ -271,10 +272,13 @@ class TableConfig(TableFileConfig):
     def _names_each_column_once(self) -> Self:
         if self.task == "classification" and len(self.targets) > 1:
             raise ValueError("a classification has one target")
-        names = (*self.targets, *(self.features or ()))
+        if self.features and self.exclude:
+            raise ValueError("features names all inputs: leave out exclude")
+        names = (*self.targets, *(self.features or self.exclude))
         for name in names:
             if names.count(name) > 1:
-                raise ValueError(f"{name!r} is named twice, in targets or features")
+                others = "features" if self.features else "exclude"
+                raise ValueError(f"{name!r} is named twice, in targets or {others}")
         return self
 
 

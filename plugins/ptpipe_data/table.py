@@ -5,7 +5,7 @@ Shape legend: N rows, F numeric columns, D categorical columns, T targets.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,17 +18,23 @@ from ptpipe_data.table_targets import TableReader, Values, row_splits, rows_of, 
 from ptpipe_torch import ArrayColumn, ColumnInfo, Data, DatasetInfo, Split
 
 if TYPE_CHECKING:
+    from ptpipe import Context
     from ptpipe_data.config import TableConfig
 
 _NUMBERS, _CATEGORIES = "numbers", "categories"
 _TEST_FRACTION = 0.2
+_MIN_NUMBERED_ROWS = 10
+"""The values of fewer may well be consecutive."""
 
 
-def load_table(config: TableConfig, seed: int) -> Data:
-    """Return the data set. Statistics, categories and classes are those of train alone."""
+def load_table(config: TableConfig, ctx: Context) -> Data:
+    """Return the data set. Statistics, categories and classes are those of train alone.
+
+    Gives notices of columns that look like no features.
+    """
     files = read_files(config)
     numeric, categorical = choose_features(config, files["train"])
-    drawn = draw_missing_splits(row_splits(files), config, seed, test_fraction=_TEST_FRACTION)
+    drawn = draw_missing_splits(row_splits(files), config, ctx.seed, test_fraction=_TEST_FRACTION)
     reader = TableReader(files, rows_of(drawn["train"]))
     columns = {}
     if numeric:
@@ -43,19 +49,23 @@ def load_table(config: TableConfig, seed: int) -> Data:
         inputs = {column: ArrayColumn(values[source][rows_N]) for column, (_, values) in columns.items()}
         (target_name,) = task.targets
         splits[name] = Split(split.ids, inputs, {target_name: ArrayColumn(target[source][rows_N])})
+    for problem in (*_row_numbers(files["train"], numeric), *_unknown_categories(categorical, splits)):
+        ctx.notice(f"{files['train'].path}: {problem}: leave it out with `exclude`")
     return Data(info, splits, config.loader_options())
 
 
 def choose_features(config: TableConfig, file: TableFile) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the numeric and the categorical input columns: text and booleans are categories."""
-    names = config.features or tuple(name for name in file.content.column_names if name not in config.targets)
-    for name in (*names, *config.targets, *config.categorical):
+    others = {*config.targets, *config.exclude}
+    names = config.features or tuple(name for name in file.content.column_names if name not in others)
+    for name in (*names, *config.targets, *config.categorical, *config.exclude):
         file.column(name)
     for name in config.categorical:
         if name not in names:
             raise StageError(f"{file.path}: the categorical column {name!r} is not among the features")
     if not names:
-        raise StageError(f"{file.path} has no column beside {', '.join(config.targets)}: nothing to learn from")
+        named = ", ".join((*config.targets, *config.exclude))
+        raise StageError(f"{file.path} has no column beside {named}: nothing to learn from")
     text = {name for name in names if is_text(file.column(name).type)} | set(config.categorical)
     for name in names:
         if name in text and name not in config.categorical:
@@ -80,3 +90,22 @@ def _categories(reader: TableReader, names: Sequence[str]) -> tuple[ColumnInfo, 
         columns.append({split: [numbers.get(value, 0) for value in of] for split, of in texts.items()})
     values = {split: np.array([of[split] for of in columns], dtype=np.int64).T.copy() for split in reader.files}
     return CategoriesInfo(names=tuple(names), categories=tuple(known)), values
+
+
+def _row_numbers(file: TableFile, names: Sequence[str]) -> Iterator[str]:
+    """Yield the problem of each column that numbers the rows, such as the index that pandas writes into a CSV file."""
+    for name in names:
+        values_N = file.numbers(name, allow_missing=True)
+        if len(values_N) >= _MIN_NUMBERED_ROWS and (np.diff(values_N) == 1).all():
+            yield f"column {name!r} numbers the rows, so that a network can learn their order"
+
+
+def _unknown_categories(names: Sequence[str], splits: Mapping[str, Split]) -> Iterator[str]:
+    """Yield the problem of each column whose values are new in most rows of test, or of val if there is no test."""
+    judged = next((split for split in ("test", "val") if len(splits[split])), None)
+    if judged is None:
+        return
+    for number, name in enumerate(names):
+        unknown = int((splits[judged].inputs[_CATEGORIES].values()[:, number] == 0).sum())
+        if 2 * unknown > (rows := len(splits[judged])):
+            yield f"column {name!r} has values that train does not have in {unknown:,} of {rows:,} rows of {judged}"

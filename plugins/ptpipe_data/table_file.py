@@ -46,6 +46,8 @@ class TableFile:
         if name not in names:
             close = nearest(name, names)
             hint = f"did you mean {close!r}?" if close else f"it has {', '.join(names)}"
+            if len(names) == 1 and ";" in names[0] and self.path.suffix.lower() == ".csv":
+                hint = f"it has one, {names[0]!r}: .csv files separate columns by commas"
             raise StageError(f"{self.path} has no column {name!r} ({hint})")
         if names.count(name) > 1:
             raise StageError(f"{self.path} has more than one column {name!r}")
@@ -59,6 +61,8 @@ class TableFile:
         column = self.column(name)
         if types.is_null(column.type):
             raise self.error(name, 0, "a missing value, as all are: remove the column")
+        if types.is_temporal(column.type):
+            raise self.error(name, 0, "a date or time: turn it into a number, or leave the column out")
         if not any(of(column.type) for of in (types.is_integer, types.is_floating, types.is_decimal)):
             row = next((row for row, value in enumerate(column.to_pylist()) if not _is_number(value)), 0)
             raise self.error(name, row, "which is no number")
@@ -118,7 +122,8 @@ class TableFile:
     def error(self, name: str, row: int, problem: str) -> StageError:
         """Return the error about a value. `row`: counted from 0."""
         value = self.content.column(name)[row].as_py()
-        found = "" if value is None or value != value else f"{value!r}, "
+        text = repr(value) if isinstance(value, str) else str(value)
+        found = "" if value is None or value != value else f"{text}, "
         return StageError(f"{self.path}, row {self.row_name(row)}, column {name!r}: {found}{problem}")
 
 

@@ -30,7 +30,7 @@ class _State:
 
 
 def order_problems(plan: Plan) -> Iterator[Problem]:
-    """Check the state of the model that each quant stage, and each training of a prepared model, receives."""
+    """Check the state of the model that each quant stage receives, and each training and export."""
     for stage in plan.stages:
         if stage.kind in _REQUIREMENTS and (reference := _model_reference(stage)) is not None:
             message = _REQUIREMENTS[stage.kind](_state(plan, reference))
@@ -80,6 +80,15 @@ def _requires_prepared(state: _State) -> str | None:
     return None
 
 
+def _requires_converted(state: _State) -> str | None:
+    if state.kind in ("model", "quant.convert", "quant.dynamic"):
+        return None
+    return (
+        f"needs a float or an int8 model, but {state.stage} ({state.kind}) has prepared it for int8: put a "
+        f"quant.convert between {state.stage} and this"
+    )
+
+
 def _requires_ranges(state: _State) -> str | None:
     if (message := _requires_prepared(state)) is not None:
         return message
@@ -115,6 +124,8 @@ def _requires_calibrated(state: _State) -> str | None:
 
 
 _REQUIREMENTS = {
+    "export.onnx": _requires_converted,
+    "export.executorch": _requires_converted,
     "train.supervised": _requires_observed_ranges,
     "quant.tune": _requires_float,
     "quant.dynamic": _requires_float,

@@ -485,7 +485,7 @@ BAD_CELLS = {
     "text as a target": ({"a": [1, 2, 3], "y": [1, "two", 3]}, r"row 2, column 'y': 'two', which is no number$"),
     "a missing text": ({"a": ["u", "v", None], "y": [1, 2, 3]}, r"row 3, column 'a': a missing value; remove the row$"),
     "a rare text": ({"a": [None, None, "u"], "y": [1, 2, 3]}, r"row 1, column 'a': a missing value"),
-    "a date": ({"a": ["2020-01-02", "2020-01-03"], "y": [1, 2]}, r"row 1, column 'a': .*which is no number"),
+    "a date": ({"a": ["2020-01-02", "2020-01-03"], "y": [1, 2]}, r"row 1, column 'a': 2020-01-02, a date or time: "),
     "too large": ({"a": [1, 1e300], "y": [1, 2]}, r"row 2, column 'a': 1e\+300, "),
     "a target too large": ({"a": [1, 2], "y": [1, -1e39]}, r"row 2, column 'y': -1e\+39, "),
 }
@@ -643,6 +643,56 @@ def test_options_that_do_not_fit_the_table(tmp_path: Path, load: Load, options: 
         load(write(tmp_path / "houses.csv", houses()), **options)
 
 
+def test_a_file_that_separates_columns_otherwise_is_named(tmp_path: Path, load: Load) -> None:
+    (path := tmp_path / "t.csv").write_text("a;y\n1;2\n3;4\n", encoding="utf-8")
+    with pytest.raises(
+        StageError, match=r"has no column 'y' \(it has one, 'a;y': \.csv files separate columns by comm"
+    ):
+        load(path)
+
+
+def test_excluded_columns_are_no_inputs(tmp_path: Path, load: Load) -> None:
+    table = {"": [1, 2], "a": [3, 4], "name": ["u", "v"], "y": [1, 2]}
+    info = load(write(tmp_path / "t.csv", table), exclude=["", "name"]).info
+    assert list(info.inputs) == ["numbers"] and info.inputs["numbers"].meaning == ("a",)
+    with pytest.raises(StageError, match=r"t.csv has no column 'nam' \(did you mean 'name'\?\)"):
+        load(tmp_path / "t.csv", exclude=["nam"])
+    with pytest.raises(StageError, match=r"t\.csv has no column beside y, , a, name: nothing to learn from"):
+        load(tmp_path / "t.csv", exclude=["", "a", "name"])
+
+
+@pytest.mark.parametrize("first", [0, 1, 1000])
+@pytest.mark.parametrize("kind", [int, float])
+def test_a_column_that_numbers_the_rows_gives_a_notice(
+    tmp_path: Path, load: Load, events, first: int, kind: type
+) -> None:
+    numbers = [kind(first + row) for row in range(10)]
+    path = write(tmp_path / "t.csv", {"": numbers, "a": numbers[::-1], "b": [1, *numbers[:-1]], "y": numbers})
+    load(path)
+    remedy = "so that a network can learn their order: leave it out with `exclude`"
+    assert events.notices == [f"{path}: column '' numbers the rows, {remedy}"]
+    load(path, exclude=[""])
+    assert len(events.notices) == 1
+
+
+def test_few_rows_may_be_consecutive(tmp_path: Path, load: Load, events) -> None:
+    load(write(tmp_path / "t.csv", {"a": range(9), "y": range(9)}))
+    assert not events.notices
+
+
+@pytest.mark.parametrize("judged", ["val", "test"])
+@pytest.mark.parametrize("num_unknown", [5, 6])
+def test_categories_that_train_does_not_have_give_a_notice(
+    tmp_path: Path, load: Load, events, judged: str, num_unknown: int
+) -> None:
+    path = write(tmp_path / "t.csv", {"a": ["u", "v"], "b": ["u", "v"], "y": [1, 2]})
+    values = [f"new {row}" if row < num_unknown else "u" for row in range(10)]
+    other = write(tmp_path / "other.csv", {"a": ["v"] * 10, "b": values, "y": range(10)})
+    load(path, **{f"{judged}_path": str(other)})
+    problem = f"column 'b' has values that train does not have in 6 of 10 rows of {judged}"
+    assert events.notices == ([] if num_unknown == 5 else [f"{path}: {problem}: leave it out with `exclude`"])
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -651,6 +701,8 @@ def test_options_that_do_not_fit_the_table(tmp_path: Path, load: Load, options: 
         ({"targets": ["y"], "features": ["x", "y"]}, "'y' is named twice, in targets or features"),
         ({"targets": ["y", "y"]}, "'y' is named twice"),
         ({"features": ["x", "x"]}, "'x' is named twice"),
+        ({"targets": ["y"], "exclude": ["y"]}, "'y' is named twice, in targets or exclude"),
+        ({"features": ["x"], "exclude": ["z"]}, "features names all inputs: leave out exclude"),
         ({"targets": []}, "at least 1 item"),
         ({"features": []}, "at least 1 item"),
         ({"task": "ranking"}, "'classification'.* or 'regression'"),

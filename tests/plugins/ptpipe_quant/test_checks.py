@@ -97,6 +97,12 @@ def problems(folder: Path, *stages: str) -> list[str]:
             "fake: {uses: quant.prepare_qat, needs: {model: net}, with: {freeze_at: 0.01}}",
             "tuned: {uses: train.supervised, needs: {model: fake}}",
         ],
+        ["onnx: {uses: export.onnx, needs: {model: net}}"],
+        [*STATIC, "onnx: {uses: export.onnx, needs: {model: int8}}"],
+        [
+            "small: {uses: quant.dynamic, needs: {model: net}}",
+            "phone: {uses: export.executorch, needs: {model: small}}",
+        ],
         # All repairs, each in its place.
         [
             "even: {uses: quant.equalize, needs: {model: net}}",
@@ -192,6 +198,24 @@ def test_an_order_that_works(tmp_path, stages) -> None:
             ],
             "rounded: needs biases that are not corrected yet, but biases (quant.bias_correct) is above: it is the "
             "last repair in front of quant.convert, and runs once",
+        ),
+        (
+            [*STATIC, "onnx: {uses: export.onnx, needs: {model: seen.model}}"],
+            "onnx: needs a float or an int8 model, but static (quant.prepare) has prepared it for int8: put a "
+            "quant.convert between static and this",
+        ),
+        (
+            [*QAT, "phone: {uses: export.executorch, needs: {model: tuned}}"],
+            "phone: needs a float or an int8 model, but fake (quant.prepare_qat) has prepared it for int8: put a "
+            "quant.convert between fake and this",
+        ),
+        (
+            [
+                "found: {uses: quant.tune, needs: {model: net}, with: {max_drop: 0.01}}",
+                "onnx: {uses: export.onnx, needs: {model: found.model}}",
+            ],
+            "onnx: needs a float or an int8 model, but found (quant.tune) has prepared it for int8: put a "
+            "quant.convert between found and this",
         ),
     ],
 )
