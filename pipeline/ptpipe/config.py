@@ -17,7 +17,8 @@ class StageConfig(BaseModel):
     and the JSON Schema show them. Use `Literal` for choices, `tuple[X, ...]` for lists.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True)
+    # Built on first use, because a manifest uses few of all kinds.
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True, defer_build=True)
 
     renamed_options: ClassVar[Mapping[str, str]] = {}
     """Former option names to present ones: the error for a former name in a manifest suggests the present one."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import islice, zip_longest
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pluggy
 
@@ -24,6 +24,9 @@ from ptpipe.errors import MAX_PROBLEMS, ExitCode, Location, Problem, Terminated,
 from ptpipe.manifest.manifest import is_file_name
 from ptpipe.plan.module_files import ImportLog
 from ptpipe.stage import Stage
+
+if TYPE_CHECKING:
+    from ptpipe.config import StageConfig
 
 BUILT_IN = (
     "ptpipe_torch",
@@ -206,6 +209,9 @@ class _Loader:
         try:
             self.manager.check_pending()
             stages = list(self._stages_of(plugin))
+            if plugin.source != "built in":  # of these, tests build all
+                for stage in stages:
+                    _build(stage.config_type)
         except BaseException:
             self.manager.unregister(plugin.module)
             raise
@@ -232,6 +238,14 @@ class _Loader:
         offers = "offers it twice" if owner is plugin else f"and plugin {owner.name} both offer it"
         message = f"plugin {plugin.name} {offers}: stage kind {stage.kind}"
         self.problems.append(Problem(message, self.place, code=ExitCode.PLUGIN))
+
+
+def _build(config_type: type[StageConfig]) -> None:
+    """Build what pydantic defers to the first use. Raises TypeError for a field of a type that it does not know."""
+    try:
+        config_type.model_rebuild()
+    except Exception as error:
+        raise TypeError(f"options {config_type.__name__}: {error}") from error
 
 
 def _stages_in(module: ModuleType) -> list[Stage[..., object]]:

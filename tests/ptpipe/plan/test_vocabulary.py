@@ -117,6 +117,10 @@ def test_a_broken_plugin_that_nobody_named_is_remembered_only(monkeypatch):
     assert vocabulary.broken == {"acme": "ModuleNotFoundError: No module named 'acme_that_is_not_there'"}
 
 
+OPTIONS = "from ptpipe import Artifact, Context, StageConfig, stage\nclass Options(StageConfig):"
+STAGE = "@stage('a.b')\ndef b(config: Options, ctx: Context) -> Artifact: ..."
+
+
 @pytest.mark.parametrize(
     ("source", "reason"),
     [
@@ -144,6 +148,11 @@ def test_a_broken_plugin_that_nobody_named_is_remembered_only(monkeypatch):
             "TypeError: ptpipe_stages() offered <built-in function len>, which is not made by @stage",
         ),
         ("from ptpipe import hookimpl\n@hookimpl\ndef ptpipe_stages():\n  1 / 0", "division by zero (bad.py:4)"),
+        (
+            f"{OPTIONS}\n  x: object() = 1\n{STAGE}",
+            "TypeError: options Options: Unable to generate pydantic-core schema for <object object",
+        ),
+        (f"{OPTIONS}\n  x: 'Decimal' = 1\n{STAGE}", "TypeError: options Options: name 'Decimal' is not defined"),
     ],
 )
 def test_a_plugin_that_fails_to_load_says_why_and_where(tmp_path, source, reason):
