@@ -1,11 +1,10 @@
-"""What processes of the fork server have imported and read when they start: a run would need seconds for each of both.
+"""What processes of the fork server have imported when they start: a run would need seconds for it.
 
 Nothing may have computed anything: threads, those of OpenMP among them, don't survive a fork.
 """
 
 from importlib import import_module
 
-from ptpipe.plan.source_digest import SourceDigests
 from ptpipe.plan.vocabulary import BUILT_IN
 
 _USED = (
@@ -15,7 +14,5 @@ _USED = (
     *("onnxruntime", "onnxscript", "torch._dynamo", "torch.export", "torch.onnx._internal.exporter._core"),
 )
 
-_plugins = {name: import_module(name) for name in BUILT_IN}
-for name in _USED:
+for name in (*BUILT_IN, *_USED):
     import_module(name)
-SourceDigests(None, _plugins).of(*BUILT_IN)

@@ -72,7 +72,7 @@ def source_digests(plan: Plan, store: Store) -> SourceDigests:
     """Return the digests of the plan's plugins' source code, with the store's cache of files already read."""
     modules = {plugin.module.__name__.partition(".")[0]: plugin.module for plugin in plan.vocabulary.plugins}
     cache = store.source_cache() if store.source_cache().parent.is_dir() else None
-    return SourceDigests(cache, modules)
+    return SourceDigests(cache, modules, plan.vocabulary.built_in_folders)
 
 
 def execute(plan: Plan, store: Store, options: RunOptions, reporters: Sequence[Reporter] = ()) -> RunFinished:

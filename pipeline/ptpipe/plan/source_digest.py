@@ -20,7 +20,7 @@ from ptpipe.errors import IntegrityError
 from ptpipe.plan.module_files import ModuleFinder, is_file, is_installed, is_own_code
 from ptpipe.store.documents import read_document, write_document
 
-_LAYOUT = 4
+_LAYOUT = 5
 _MADE_BY = [_LAYOUT, *sys.version_info[:2]]
 """Other versions of Python have other syntax trees."""
 _RECORD = {"stamp", "digest", "sha256", "imports"}
@@ -55,6 +55,8 @@ class SourceDigests:
     cache_path: Path | None
     modules: Mapping[str, ModuleType]
     """The loaded plugins by the top-level name of their module."""
+    libraries: tuple[str, ...] = ()
+    """Folders, with a slash at the end, whose files count by their bytes, as those of installed packages do."""
     _files: dict[str, dict[str, Any]] = field(default_factory=dict)
     _code: dict[tuple[str, ...], dict[str, ModuleCode]] = field(default_factory=dict)
     _source_files: dict[Path, dict[str, tuple[Path, ModuleCode]]] = field(default_factory=dict)
@@ -222,7 +224,8 @@ class SourceDigests:
         stamp = [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
         known = self._files.get(str(path))
         if known is None or known["stamp"] != stamp:
-            known = {"stamp": stamp, **_facts_of(path, *stamp)}
+            is_library = str(path).startswith(self.libraries) or is_installed(str(path))
+            known = {"stamp": stamp, **_facts_of(path, is_library, *stamp)}
             self._files[str(path)] = known
             self._changed = True
         return known
@@ -253,14 +256,14 @@ def _absolute(written: str, package: str) -> str:
 
 
 @functools.lru_cache(maxsize=4096)
-def _facts_of(path: Path, *stamp: int) -> dict[str, Any]:
+def _facts_of(path: Path, is_library: bool, *stamp: int) -> dict[str, Any]:
     """Return what is kept of a file besides its stamp. A process that runs several manifests reads each file once.
 
-    Installed code is not parsed, which takes a second for the built-in plugins: it counts by its bytes.
+    Libraries are not parsed, which takes a second for the built-in plugins: they count by their bytes.
     """
     content = path.read_bytes()
     sha256 = hashlib.sha256(content).hexdigest()
-    if is_installed(str(path)):
+    if is_library:
         found = possible_imports(content) if path.suffix == ".py" else ()
         return {"digest": sha256, "sha256": sha256, "imports": sorted(found)}
     try:

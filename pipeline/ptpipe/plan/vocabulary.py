@@ -54,6 +54,10 @@ class Plugin:
     source: str
     """`built in`, `entry point` or `manifest`."""
 
+    @property
+    def is_built_in(self) -> bool:
+        return self.source == "built in"
+
 
 @dataclass(frozen=True)
 class Vocabulary:
@@ -72,6 +76,12 @@ class Vocabulary:
     """What was imported since loading began."""
     without_named: bool = False
     """Whether the manifest names plugins that were not loaded."""
+
+    @property
+    def built_in_folders(self) -> tuple[str, ...]:
+        """The folders of the packages of built-in plugins, with a slash at the end."""
+        files = (plugin.module.__file__ for plugin in self.plugins if plugin.is_built_in)
+        return tuple(f"{Path(file).parent}/" for file in files if file)
 
     @contextlib.contextmanager
     def importable(self) -> Iterator[None]:
@@ -209,7 +219,7 @@ class _Loader:
         try:
             self.manager.check_pending()
             stages = list(self._stages_of(plugin))
-            if plugin.source != "built in":  # of these, tests build all
+            if not plugin.is_built_in:  # of these, tests build all
                 for stage in stages:
                     _build(stage.config_type)
         except BaseException:

@@ -17,7 +17,7 @@ import pytest
 
 from ptpipe import ExitCode, IntegrityError, ManifestError, PtpipeError, Reporter
 from ptpipe.events import Metric, Notice, Progress
-from ptpipe.execution.engine import RunOptions
+from ptpipe.execution.engine import RunOptions, source_digests
 from ptpipe.store.store import Store
 
 SUM = """
@@ -97,6 +97,15 @@ def test_only_what_changed_is_done(project):
     project.run()
     assert project.outcomes(project.run({"two.value": 7})) == {"one": "cached", "two": "done", "sum": "done"}
     assert project.outcomes(project.run()) == dict.fromkeys(["one", "two", "sum"], "cached"), "the old ones are kept"
+
+
+@pytest.mark.plugins
+def test_built_in_plugins_count_by_their_bytes_and_others_by_their_code(project, monkeypatch):
+    monkeypatch.setattr("ptpipe.plan.vocabulary.BUILT_IN", ("ptpipe_prune",))
+    project.write("one: {uses: toy.make}")
+    sources = source_digests(project.plan(), Store(project.artifacts))
+    built_in, own = sources.code("ptpipe_prune")["ptpipe_prune"], sources.code("ptpipe_file_toy")["ptpipe_file_toy"]
+    assert built_in.digest == built_in.sha256 and own.digest != own.sha256
 
 
 def test_results_belong_to_no_manifest(project):

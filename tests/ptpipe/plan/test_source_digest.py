@@ -40,8 +40,9 @@ def digest(tmp_path):
     (tmp_path / "net.py").write_text(CODE)
     (tmp_path / "helper.py").write_text("A = 1\n")
 
-    def compute(cache=None):
-        sources = SourceDigests(cache, {"ptpipe_file_net": Stub("ptpipe_file_net", tmp_path / "net.py")})
+    def compute(cache=None, libraries=()):
+        modules = {"ptpipe_file_net": Stub("ptpipe_file_net", tmp_path / "net.py")}
+        sources = SourceDigests(cache, modules, libraries)
         value = sources.of("ptpipe_file_net")
         sources.save()
         return value
@@ -86,6 +87,17 @@ def test_code_counts(tmp_path, digest, text):
     before = digest()
     (tmp_path / "net.py").write_text(text)
     assert digest() != before
+
+
+def test_libraries_count_by_their_bytes(tmp_path, digest):
+    libraries = (f"{tmp_path}/",)
+    before, parsed = digest(libraries=libraries), digest()
+    (tmp_path / "net.py").write_text(f"# a comment\n{CODE}")
+    assert digest(libraries=libraries) != before and digest() == parsed
+    (tmp_path / "net.py").write_text(CODE)
+    assert digest(libraries=libraries) == before
+    (tmp_path / "helper.py").write_text("A = 2\n")
+    assert digest(libraries=libraries) != before, "what they import counts, too"
 
 
 def test_files_beside_a_plugin_count_where_it_imports_them(tmp_path, digest):
