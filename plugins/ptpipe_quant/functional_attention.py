@@ -17,11 +17,11 @@ from torch.fx import GraphModule, Node
 
 from ptpipe_quant.attention import AttentionWriter, attention_weights
 from ptpipe_quant.functionalize import SHAPE
+from ptpipe_quant.normalize import JOINS
 from ptpipe_torch.int8.tracer import Scopes
 
 F = nn.functional
 _FUNCTION: Any = F.multi_head_attention_forward
-_JOINS = (torch.cat, torch.concat, torch.concatenate)
 _NO_FORM = ("bias_k", "bias_v", "add_zero_attn", "static_k", "static_v")
 
 
@@ -99,7 +99,7 @@ class _Writer(AttentionWriter):
         """Return the three parts of a packed parameter; where the network joins them, what it joins."""
         if packed is None:
             return [None] * 3
-        parts: Any = packed.args[0] if packed.target in _JOINS and len(packed.args) == 1 else ()
+        parts: Any = packed.args[0] if packed.target in JOINS and len(packed.args) == 1 else ()
         if len(parts) == 3:
             return list(map(self._proxy, parts))
         size, proxy = packed.meta[SHAPE][0] // 3, self._proxy(packed)
