@@ -106,9 +106,10 @@ def _row_numbers(file: TableFile, names: Sequence[str]) -> Iterator[str]:
 def _unknown_categories(names: Sequence[str], splits: Mapping[str, Split]) -> Iterator[str]:
     """Yield the problem of each column whose values are new in most rows of test, or of val if there is no test."""
     judged = next((split for split in ("test", "val") if len(splits[split])), None)
-    if judged is None:
+    if judged is None or not names:
         return
-    for number, name in enumerate(names):
-        unknown = int((splits[judged].inputs[_CATEGORIES].values()[:, number] == 0).sum())
-        if 2 * unknown > (rows := len(splits[judged])):
+    rows = len(splits[judged])
+    unknown_D = (splits[judged].inputs[_CATEGORIES].values() == 0).sum(axis=0).tolist()
+    for name, unknown in zip(names, unknown_D, strict=True):
+        if 2 * unknown > rows:
             yield f"column {name!r} has values that train does not have in {unknown:,} of {rows:,} rows of {judged}"

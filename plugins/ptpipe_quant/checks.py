@@ -28,6 +28,10 @@ class _State:
     corrected_by: str = ""
     """The stage that corrected its biases."""
 
+    @property
+    def is_int8(self) -> bool:
+        return self.kind in ("quant.convert", "quant.dynamic")
+
 
 def order_problems(plan: Plan) -> Iterator[Problem]:
     """Check the state of the model that each quant stage receives, and each training and export."""
@@ -66,12 +70,12 @@ def _model_reference(stage: PlannedStage) -> Reference | None:
 def _requires_float(state: _State) -> str | None:
     if state.kind == "model":
         return None
-    change = "made it int8" if state.kind in ("quant.convert", "quant.dynamic") else "prepared it"
+    change = "made it int8" if state.is_int8 else "prepared it"
     return f"needs a float model, but {state.stage} ({state.kind}) has already {change}"
 
 
 def _requires_prepared(state: _State) -> str | None:
-    if state.kind in ("quant.convert", "quant.dynamic"):
+    if state.is_int8:
         return f"needs a prepared model, but {state.stage} ({state.kind}) has already made it int8"
     if state.kind == "model":
         return (
@@ -81,7 +85,7 @@ def _requires_prepared(state: _State) -> str | None:
 
 
 def _requires_converted(state: _State) -> str | None:
-    if state.kind in ("model", "quant.convert", "quant.dynamic"):
+    if state.kind == "model" or state.is_int8:
         return None
     return (
         f"needs a float or an int8 model, but {state.stage} ({state.kind}) has prepared it for int8: put a "

@@ -80,8 +80,8 @@ class Vocabulary:
     @property
     def built_in_folders(self) -> tuple[str, ...]:
         """The folders of the packages of built-in plugins, with a slash at the end."""
-        files = (plugin.module.__file__ for plugin in self.plugins if plugin.is_built_in)
-        return tuple(f"{Path(file).parent}/" for file in files if file)
+        folders = (_package_folder(plugin.module) for plugin in self.plugins if plugin.is_built_in)
+        return tuple(f"{folder}/" for folder in folders if folder)
 
     @contextlib.contextmanager
     def importable(self) -> Iterator[None]:
