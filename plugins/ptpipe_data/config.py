@@ -249,8 +249,8 @@ class TableConfig(TableFileConfig):
     """Options of `data.table`."""
 
     path: str = Field(
-        description="a .csv, .tsv, .jsonl (an object per line) or .parquet file; the first line of .csv and .tsv files "
-        "has the names of the columns"
+        description="a .csv, .tsv, .jsonl (an object per line), .json (an array of objects, or as .jsonl) or .parquet "
+        "file; the first line of .csv and .tsv files has the names of the columns"
     )
     targets: tuple[str, ...] = Field(min_length=1, max_length=1000, description="the columns to predict")
     task: Literal["classification", "multi_label", "regression"] = Field(
@@ -265,7 +265,8 @@ class TableConfig(TableFileConfig):
         (), description="input columns of numbers that are categories; text and booleans are in any case"
     )
     missing: Literal["refuse", "mean"] = Field(
-        "refuse", description="mean: fill missing numbers with the mean of train; refuse: a missing value is an error"
+        "refuse",
+        description="mean: missing numbers are the mean of train, missing categories 0, as new ones; refuse: an error",
     )
 
     @model_validator(mode="after")
@@ -350,8 +351,8 @@ class TextConfig(TableFileConfig):
     """Options of `data.text`."""
 
     path: str = Field(
-        description="a .csv, .tsv, .jsonl or .parquet file; a .txt file with a text on each line; or a folder with a "
-        "folder of .txt files per class, or with train, test and optionally val, each with these"
+        description="a .csv, .tsv, .jsonl, .json or .parquet file; a .txt file with a text on each line; or a folder "
+        "with a folder of .txt files per class, or with train, test and optionally val, each with these"
     )
     text: str = Field("text", min_length=1, description="the column of texts; token_classification: of lists of words")
     targets: tuple[str, ...] = Field(

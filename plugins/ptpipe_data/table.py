@@ -5,17 +5,19 @@ Shape legend: N rows, F numeric columns, D categorical columns, T targets.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from ptpipe import StageError
 from ptpipe_data.splitting import draw_missing_splits
 from ptpipe_data.table_columns import CategoriesInfo, NumbersInfo
 from ptpipe_data.table_file import TableFile, is_text, read_files
 from ptpipe_data.table_targets import TableReader, Values, row_splits, rows_of, source_of
+from ptpipe_data.tasks import mean_and_std
 from ptpipe_torch import ArrayColumn, ColumnInfo, Data, DatasetInfo, Split
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
 _NUMBERS, _CATEGORIES = "numbers", "categories"
 _TEST_FRACTION = 0.2
+_MISSING_HINT = ", or set `missing` to mean"
 _MIN_NUMBERED_ROWS = 10
 """The values of fewer may well be consecutive."""
 
@@ -37,11 +40,11 @@ def load_table(config: TableConfig, ctx: Context) -> Data:
     numeric, categorical = choose_features(config, files["train"])
     drawn = draw_missing_splits(row_splits(files), config, ctx.seed, test_fraction=_TEST_FRACTION)
     reader = TableReader(files, rows_of(drawn["train"]))
-    columns = {}
+    columns, fills = {}, config.missing == "mean"
     if numeric:
-        columns[_NUMBERS] = _numbers(reader, numeric, fills=config.missing == "mean")
+        columns[_NUMBERS] = _numbers(reader, numeric, fills=fills)
     if categorical:
-        columns[_CATEGORIES] = _categories(reader, categorical)
+        columns[_CATEGORIES] = _categories(reader, categorical, fills=fills)
     task, target = reader.task(config, config.targets)
     info = DatasetInfo(files["train"].path.stem, {name: column for name, (column, _) in columns.items()}, task)
     splits = {}
@@ -50,7 +53,10 @@ def load_table(config: TableConfig, ctx: Context) -> Data:
         inputs = {column: ArrayColumn(values[source][rows_N]) for column, (_, values) in columns.items()}
         (target_name,) = task.targets
         splits[name] = Split(split.ids, inputs, {target_name: ArrayColumn(target[source][rows_N])})
-    for problem in (*_row_numbers(files["train"], numeric), *_unknown_categories(categorical, splits)):
+    judged = next((name for name in ("test", "val") if len(splits[name])), "train")
+    file, rows_N = files[source_of(judged, config, files)], rows_of(drawn[judged])
+    unknown = _unknown_categories(splits[judged], categorical, file, rows_N)
+    for problem in (*_row_numbers(files["train"], numeric), *(f"{of} of {judged}" for of in unknown)):
         ctx.notice(f"{files['train'].path}: {problem}: leave it out with `exclude`")
     return Data(info, splits, config.loader_options())
 
@@ -75,19 +81,23 @@ def choose_features(config: TableConfig, file: TableFile) -> tuple[tuple[str, ..
 
 
 def _numbers(reader: TableReader, names: Sequence[str], *, fills: bool) -> tuple[ColumnInfo, Values]:
-    """Return the numeric columns, standardized in float64, float32 (N, F)."""
-    columns, mean_F, std_F = reader.measured(names, "" if fills else ", or set `missing` to mean", fills=fills)
-    standardized = {split: ((of - mean_F) / std_F).astype(np.float32) for split, of in columns.items()}
+    """Return the numeric columns, standardized in float64, float32 (N, F); `fills`: with their mean where missing."""
+    columns = reader.numbers(names, _MISSING_HINT, allow_missing=fills)
+    mean_F, std_F = mean_and_std(columns["train"][reader.train_N])
+    filled = {split: np.where(np.isnan(of), mean_F, of) for split, of in columns.items()}
+    standardized = {split: ((of - mean_F) / std_F).astype(np.float32) for split, of in filled.items()}
     return NumbersInfo(names=tuple(names), mean=tuple(mean_F.tolist()), std=tuple(std_F.tolist())), standardized
 
 
-def _categories(reader: TableReader, names: Sequence[str]) -> tuple[ColumnInfo, Values]:
-    """Return the categorical columns, int64 (N, D)."""
+def _categories(reader: TableReader, names: Sequence[str], *, fills: bool) -> tuple[ColumnInfo, Values]:
+    """Return the categorical columns, int64 (N, D); `fills`: with 0 for a missing value."""
     known, columns = [], []
     for name in names:
-        texts = {split: file.texts(name) for split, file in reader.files.items()}
+        texts = {
+            split: file.texts_or_none(name, _MISSING_HINT, allow_missing=fills) for split, file in reader.files.items()
+        }
         known.append(reader.train_values(name, texts))
-        numbers = {value: place for place, value in enumerate(known[-1], start=1)}
+        numbers: dict[str | None, int] = {value: place for place, value in enumerate(known[-1], start=1)}
         columns.append({split: [numbers.get(value, 0) for value in of] for split, of in texts.items()})
     values = {split: np.array([of[split] for of in columns], dtype=np.int64).T.copy() for split in reader.files}
     return CategoriesInfo(names=tuple(names), categories=tuple(known)), values
@@ -103,13 +113,15 @@ def _row_numbers(file: TableFile, names: Sequence[str]) -> Iterator[str]:
             yield f"column {name!r} numbers the rows, so that a network can learn their order"
 
 
-def _unknown_categories(names: Sequence[str], splits: Mapping[str, Split]) -> Iterator[str]:
-    """Yield the problem of each column whose values are new in most rows of test, or of val if there is no test."""
-    judged = next((split for split in ("test", "val") if len(splits[split])), None)
-    if judged is None or not names:
-        return
-    rows = len(splits[judged])
-    unknown_D = (splits[judged].inputs[_CATEGORIES].values() == 0).sum(axis=0).tolist()
-    for name, unknown in zip(names, unknown_D, strict=True):
-        if 2 * unknown > rows:
-            yield f"column {name!r} has values that train does not have in {unknown:,} of {rows:,} rows of {judged}"
+def _unknown_categories(
+    split: Split, names: Sequence[str], file: TableFile, rows_N: npt.NDArray[np.int64]
+) -> Iterator[str]:
+    """Yield the problem of each column whose values, but for missing ones, are new in most rows of a split.
+
+    `file`, `rows_N`: where the split's rows lie.
+    """
+    for number, name in enumerate(names):
+        values_N = split.inputs[_CATEGORIES].values()[~file.is_missing(name)[rows_N], number]
+        unknown = int((values_N == 0).sum())
+        if 2 * unknown > len(values_N):
+            yield f"column {name!r} has values that train does not have in {unknown:,} of {len(values_N):,} rows"

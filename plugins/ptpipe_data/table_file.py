@@ -1,4 +1,4 @@
-"""One CSV, TSV, JSON lines or Parquet file, whose errors name the file, the column and the row.
+"""One CSV, TSV, JSON or Parquet file, whose errors name the file, the column and the row.
 
 Shape legend: N rows.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from json import dumps, loads
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
 _LARGEST = float(np.finfo(np.float32).max)
 _IS_STRING = (types.is_string, types.is_large_string, types.is_string_view)
+_JSON_SPACE = b"\xef\xbb\xbf \t\r\n"
+"""Byte order mark and white space."""
+_LONGEST_SPACE = 4096
 _BLOCK_BYTES = 32 << 20
 """A row must lie in one block."""
 
@@ -88,12 +92,19 @@ class TableFile:
 
     def texts(self, name: str) -> list[str]:
         """Return a column's values as text. Raises StageError for a missing one."""
+        return [value for value in self.texts_or_none(name) if value is not None]
+
+    def texts_or_none(self, name: str, hint: str = "", *, allow_missing: bool = False) -> list[str | None]:
+        """Return a column's values as text, with None for missing ones. `hint`: as for `numbers`."""
         column = self.column(name)
-        if column.null_count:
-            raise self.error(name, compute.is_null(column).to_pylist().index(True), "a missing value; remove the row")
+        if column.null_count and not allow_missing:
+            row = compute.is_null(column).to_pylist().index(True)
+            raise self.error(name, row, f"a missing value; remove the row{hint}")
+        if types.is_null(column.type):
+            raise self.error(name, 0, "a missing value, as all are: remove the column")
         if types.is_nested(column.type):
             raise self.error(name, 0, "which is no text")
-        values: list[str] = compute.cast(column, pa.string()).to_pylist()
+        values: list[str | None] = compute.cast(column, pa.string()).to_pylist()
         return values
 
     def words(self, name: str) -> list[list[str]]:
@@ -110,13 +121,18 @@ class TableFile:
                 raise self.error(name, row, "in which a value is missing")
         return lists
 
+    def is_missing(self, name: str) -> npt.NDArray[np.bool_]:
+        """Return which values of a column are missing, (N,)."""
+        missing_N: npt.NDArray[np.bool_] = compute.is_null(self.column(name)).to_numpy()
+        return missing_N
+
     def refuse_mistyped_numbers(self, name: str) -> None:
         """Raise StageError for a column of text that is mostly numbers, at the first value that is none."""
-        texts = self.texts(name)
-        numbers = {text for text in set(texts) if _is_number(text)}
-        num_numbers = sum(text in numbers for text in texts)
+        texts = {row: text for row, text in enumerate(self.texts_or_none(name, allow_missing=True)) if text is not None}
+        numbers = {text for text in set(texts.values()) if _is_number(text)}
+        num_numbers = sum(text in numbers for text in texts.values())
         if len(texts) / 2 <= num_numbers < len(texts):
-            row = next(row for row, text in enumerate(texts) if text not in numbers)
+            row = next(row for row, text in texts.items() if text not in numbers)
             raise self.error(name, row, "which is no number, as most are: put it right, or name it in `categorical`")
 
     def error(self, name: str, row: int, problem: str) -> StageError:
@@ -153,8 +169,8 @@ def read_table(path: str, config: TableFileConfig, schema: pa.Schema | None = No
         match file.suffix.lower():
             case ".parquet":
                 content = parquet.read_table(file)
-            case paths.JSON_LINES:
-                content = _read_json_lines(file, texts)
+            case suffix if suffix in paths.JSON_SUFFIXES:
+                content = _read_json(file, texts)
             case _:
                 content = _read_text(file, config, texts)
         content.validate(full=True)
@@ -168,15 +184,34 @@ def read_table(path: str, config: TableFileConfig, schema: pa.Schema | None = No
     return TableFile(file, content)
 
 
-def _read_json_lines(file: Path, texts: pa.Schema) -> pa.Table:
-    reading = json.ReadOptions(block_size=_BLOCK_BYTES)
-    # Without a schema, texts that look like times would be read as these.
-    content = json.read_json(file, reading, json.ParseOptions(explicit_schema=texts))
+def _read_json(file: Path, texts: pa.Schema) -> pa.Table:
+    lines = _lines_of_array(file)
+
+    def read(schema: pa.Schema | None) -> pa.Table:
+        source = file if lines is None else pa.BufferReader(lines)
+        return json.read_json(source, json.ReadOptions(block_size=_BLOCK_BYTES), json.ParseOptions(schema))
+
+    content = read(texts)  # without a schema, texts that look like times would be read as these
     empty = [name for name in texts.names if content.column(name).null_count == len(content)]
     if empty:  # a schema adds the columns that the file does not have
-        found = json.read_json(file, reading).column_names
+        found = read(None).column_names
         content = content.drop_columns([name for name in empty if name not in found])
     return content
+
+
+def _lines_of_array(file: Path) -> bytes | None:
+    """Return the objects of a .json file's array, one a line; None where the file has a line for each already."""
+    with file.open("rb") as stream:
+        if file.suffix.lower() != ".json" or not stream.read(_LONGEST_SPACE).lstrip(_JSON_SPACE).startswith(b"["):
+            return None
+        stream.seek(0)
+        try:
+            records = loads(stream.read())
+        except RecursionError as error:
+            raise ValueError("its arrays and objects are nested too deeply") from error
+    if wrong := next((number for number, record in enumerate(records, 1) if not isinstance(record, dict)), None):
+        raise ValueError(f"element {wrong} of its array is not an object")
+    return "\n".join(map(dumps, records)).encode()
 
 
 def _read_text(file: Path, config: TableFileConfig, texts: pa.Schema) -> pa.Table:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ptpipe_data.config import TableConfig
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
-JSON_LINES = ".jsonl"
+JSON_SUFFIXES = (".jsonl", ".json")
 
 
 def find_file(path: str) -> Path:
@@ -21,8 +21,8 @@ def find_file(path: str) -> Path:
     file = find_path(path)
     if not file.is_file():
         raise StageError(f"{file} is not a file")
-    if file.suffix.lower() not in (*DELIMITERS, JSON_LINES, ".parquet"):
-        raise StageError(f"{file}: tables are .csv, .tsv, .jsonl or .parquet files")
+    if file.suffix.lower() not in (*DELIMITERS, *JSON_SUFFIXES, ".parquet"):
+        raise StageError(f"{file}: tables are .csv, .tsv, .jsonl, .json or .parquet files")
     return file
 
 

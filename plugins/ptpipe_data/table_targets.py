@@ -17,7 +17,7 @@ from ptpipe_data.classes import classification
 from ptpipe_data.config import ClassesConfig, TaskConfig
 from ptpipe_data.paths import id_prefixes
 from ptpipe_data.table_file import TableFile, is_text
-from ptpipe_data.tasks import mean_and_std, regression
+from ptpipe_data.tasks import regression
 from ptpipe_torch import ArrayColumn, MultiLabel, Split, Task
 
 Values: TypeAlias = Mapping[str, npt.NDArray[Any]]
@@ -66,27 +66,22 @@ class TableReader:
             case "multi_label":
                 labels = {split: self._flags(file, targets) for split, file in self.files.items()}
                 return MultiLabel(label_names=tuple(targets)), labels
-        columns, *_ = self.measured(targets, "", fills=False)
+        columns = self.numbers(targets)
         task = regression(targets, config, columns["train"][self.train_N])
         return task, {split: of.astype(np.float32) for split, of in columns.items()}
 
-    def measured(
-        self, names: Sequence[str], hint: str, *, fills: bool
-    ) -> tuple[dict[str, npt.NDArray[np.float64]], npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-        """Return float64 (N, len(names)), and mean and standard deviation over train; that of a constant is 1.
-
-        `fills`: missing values become the mean. `hint`: what else to do about them.
-        """
-        columns = {
-            split: np.stack([file.numbers(name, hint, allow_missing=fills) for name in names], axis=1)
+    def numbers(
+        self, names: Sequence[str], hint: str = "", *, allow_missing: bool = False
+    ) -> dict[str, npt.NDArray[np.float64]]:
+        """Return float64 (N, len(names)), with NaN for missing values. `hint`: what else to do about them."""
+        return {
+            split: np.stack([file.numbers(name, hint, allow_missing=allow_missing) for name in names], axis=1)
             for split, file in self.files.items()
         }
-        mean, std = mean_and_std(columns["train"][self.train_N])
-        return {split: np.where(np.isnan(of), mean, of) for split, of in columns.items()}, mean, std
 
-    def train_values(self, name: str, texts: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+    def train_values(self, name: str, texts: Mapping[str, Sequence[str | None]]) -> tuple[str, ...]:
         """Return the different values of train, sorted: numbers by size."""
-        values = {texts["train"][row] for row in self.train_N.tolist()}
+        values = {value for row in self.train_N.tolist() if (value := texts["train"][row]) is not None}
         is_number = not is_text(self.files["train"].column(name).type)
         return tuple(sorted(values, key=(lambda value: (float(value), value)) if is_number else None))
 

@@ -25,7 +25,9 @@ def find_source(path: str) -> Path:
     try:
         return table_paths.find_file(path)
     except StageError as error:
-        raise StageError(f"{source}: texts are in .csv, .tsv, .jsonl, .parquet or .txt files, or in folders") from error
+        raise StageError(
+            f"{source}: texts are in .csv, .tsv, .jsonl, .json, .parquet or .txt files, or in folders"
+        ) from error
 
 
 def find_tokenizer(path: str) -> Path:

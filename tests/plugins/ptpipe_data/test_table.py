@@ -51,9 +51,12 @@ def write(path: Path, columns: Columns) -> Path:
         parquet.write_table(pa.table(dict(columns)), path)
         return path
     with path.open("w", newline="", encoding="utf-8") as file:
+        objects = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        if path.suffix == ".json":
+            json.dump(objects, file, indent=2)
+            return path
         if path.suffix == ".jsonl":
-            rows = zip(*columns.values(), strict=True)
-            file.writelines(json.dumps(dict(zip(columns, row, strict=True))) + "\n" for row in rows)
+            file.writelines(json.dumps(row) + "\n" for row in objects)
             return path
         writer = csv.writer(file, delimiter="\t" if path.suffix == ".tsv" else ",")
         writer.writerow(columns)
@@ -73,7 +76,7 @@ def load(ctx: Context) -> Load:
     return load
 
 
-@pytest.fixture(params=[".csv", ".tsv", ".jsonl", ".parquet"])
+@pytest.fixture(params=[".csv", ".tsv", ".jsonl", ".json", ".parquet"])
 def suffix(request: pytest.FixtureRequest) -> str:
     return request.param
 
@@ -459,6 +462,30 @@ def test_nan_of_parquet_is_missing(tmp_path: Path, load: Load) -> None:
     assert numbers_of(load(path, missing="mean")).ravel().tolist() == pytest.approx([1, 2, 3])
 
 
+def test_missing_categories_count_as_unknown(tmp_path: Path, load: Load, events, suffix: str) -> None:
+    """A column with few known values is no reason for a notice: those of test are in train."""
+    town, age = ["u", None, "v", None, None, "u", None] * 6, [3, 3, 5, None, 5, 3, 3] * 6
+    path = write(tmp_path / f"t{suffix}", {"town": town, "age": age, "y": [float(row) for row in range(42)]})
+    with pytest.raises(StageError, match=rf"t{suffix}, row 2, column 'town': a missing value; remove the row, or set"):
+        load(path, categorical=["age"])
+    data = load(path, missing="mean", categorical=["age"], test_size=14)
+    assert data.info.inputs["categories"].categories == (("u", "v"), ("3", "5"))
+    for split in ("train", "test"):
+        expected = [
+            [{"u": 1, "v": 2, None: 0}[town[row]], {3: 1, 5: 2, None: 0}[age[row]]] for row in rows_of(data, split)
+        ]
+        assert batch_of(data, split)["categories"].tolist() == expected
+    assert not events.notices
+
+
+def test_unknown_categories_are_counted_among_the_known(tmp_path: Path, load: Load, events) -> None:
+    path = write(tmp_path / "t.csv", {"a": ["u", "v"], "y": [1, 2]})
+    other = write(tmp_path / "other.csv", {"a": ["new", "newer", "u", *[None] * 7], "y": range(10)})
+    load(path, test_path=str(other), missing="mean")
+    (notice,) = events.notices
+    assert "column 'a' has values that train does not have in 2 of 3 rows of test" in notice
+
+
 @pytest.mark.parametrize("missing", ["refuse", "mean"])
 def test_a_missing_target_is_refused_in_any_case(tmp_path: Path, load: Load, missing: str) -> None:
     path = write(tmp_path / "t.csv", {"a": [1, 2, 3], "y": [1, None, 3]})
@@ -466,11 +493,14 @@ def test_a_missing_target_is_refused_in_any_case(tmp_path: Path, load: Load, mis
         load(path, missing=missing)
 
 
+@pytest.mark.parametrize("categorical", [[], ["gone"]])
 @pytest.mark.parametrize("missing", ["refuse", "mean"])
-def test_a_column_of_missing_values_alone_is_refused(tmp_path: Path, load: Load, suffix: str, missing: str) -> None:
+def test_a_column_of_missing_values_alone_is_refused(
+    tmp_path: Path, load: Load, suffix: str, missing: str, categorical: list[str]
+) -> None:
     path = write(tmp_path / f"t{suffix}", {"a": [1, 2], "gone": [None, None], "y": [1, 2]})
     with pytest.raises(StageError, match=r"column 'gone'.*(missing|no values)"):
-        load(path, missing=missing)
+        load(path, missing=missing, categorical=categorical)
 
 
 BAD_CELLS = {
@@ -483,7 +513,10 @@ BAD_CELLS = {
     "an infinite target": ({"a": [1, 2, 3], "y": [1, 2, "-inf"]}, r"row 3, column 'y': -inf, which is infinite"),
     "text among numbers": ({"a": [1, 2, "x3", 4], "y": [1, 2, 3, 4]}, r"row 3, column 'a': 'x3', which is no number"),
     "text as a target": ({"a": [1, 2, 3], "y": [1, "two", 3]}, r"row 2, column 'y': 'two', which is no number$"),
-    "a missing text": ({"a": ["u", "v", None], "y": [1, 2, 3]}, r"row 3, column 'a': a missing value; remove the row$"),
+    "a missing text": (
+        {"a": ["u", "v", None], "y": [1, 2, 3]},
+        r"row 3, column 'a': a missing value; remove the row, or ",
+    ),
     "a rare text": ({"a": [None, None, "u"], "y": [1, 2, 3]}, r"row 1, column 'a': a missing value"),
     "a date": (
         {"a": ["2020-01-02", "2020-01-03"], "y": [1, 2]},
@@ -571,8 +604,8 @@ def test_more_than_a_thousand_classes_are_refused(tmp_path: Path, load: Load) ->
 NOT_PARQUET = "not a parquet file" if PYARROW >= 25 else "Is this a 'parquet' file"
 BAD_FILES = {
     "missing": ("t.csv", None, "does not exist$"),
-    "another suffix": ("t.xlsx", b"a,y\n1,2\n", r"tables are \.csv, \.tsv, \.jsonl or \.parquet files$"),
-    "no suffix": ("t", b"a,y\n1,2\n", r"tables are \.csv, \.tsv, \.jsonl or \.parquet files$"),
+    "another suffix": ("t.xlsx", b"a,y\n1,2\n", r"tables are \.csv, \.tsv, \.jsonl, \.json or \.parquet files$"),
+    "no suffix": ("t", b"a,y\n1,2\n", r"tables are \.csv, \.tsv, \.jsonl, \.json or \.parquet files$"),
     "rows of different lengths": ("t.csv", b"a,y\n1,2\n3,4,5\n", "can't be read: .*Expected 2 columns, got 3"),
     "empty": ("t.csv", b"", "can't be read: Empty CSV file"),
     "an empty line": ("t.csv", b"\n", "can't be read: "),
@@ -835,7 +868,7 @@ class TestLayouts:
     def test_a_missing_text_without_quotation_marks(self, tmp_path: Path, load: Load) -> None:
         path = tmp_path / "t.csv"
         path.write_text("town,y\nNA,1\n,2\nUlm,3\n", encoding="utf-8")
-        with pytest.raises(StageError, match=r"row 2, column 'town': a missing value; remove the row$"):
+        with pytest.raises(StageError, match=r"row 2, column 'town': a missing value; remove the row, or set"):
             load(path, quoting=False)
 
     def test_members_of_objects_may_be_in_any_order_and_missing(self, tmp_path: Path, load: Load) -> None:
@@ -865,6 +898,31 @@ class TestLayouts:
         with pytest.raises(StageError, match=rf"^{path},? {message}") as caught:
             load(path)
         assert "\n" not in str(caught.value)
+
+    @pytest.mark.parametrize(
+        ("content", "message"),
+        [
+            ("[]", "can't be read: Empty JSON file"),
+            ('[{"a": 1, "y": 2},', "can't be read: Expecting value: line 1 column 19"),
+            ('[{"a": 1, "y": 2}, 3]', "can't be read: element 2 of its array is not an object"),
+            ("[" * 100_000, "can't be read: its arrays and objects are nested too deeply"),
+            ('[{"a": 1, "y": 2}, {"a": "x", "y": 2}]', "can't be read: JSON parse error.*/a"),
+            ('{"rows": [{"a": 1, "y": 2}]}', "has no column 'y'"),
+        ],
+    )
+    def test_arrays_that_are_wrong(self, tmp_path: Path, load: Load, content: str, message: str) -> None:
+        path = tmp_path / "t.json"
+        path.write_text(content, encoding="utf-8")
+        with pytest.raises(StageError, match=rf"^{path},? {message}"):
+            load(path)
+
+    @pytest.mark.parametrize(
+        "content", ['{"a": 1, "y": 2}\n{"a": 3, "y": 4}\n', '\ufeff \n[{"a": 1, "y": 2}, {"a": 3, "y": 4}]']
+    )
+    def test_lines_and_arrays_with_a_byte_order_mark(self, tmp_path: Path, load: Load, content: str) -> None:
+        path = tmp_path / "t.json"
+        path.write_text(content, encoding="utf-8")
+        assert numbers_of(load(path)).ravel().tolist() == [1, 3]
 
     def test_a_column_name_twice(self) -> None:
         with pytest.raises(ValidationError, match="column_names has 'a' twice"):

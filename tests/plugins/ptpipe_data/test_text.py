@@ -85,8 +85,11 @@ def write(path: Path, columns: Mapping[str, Sequence[Any]], quoting: Any = csv.Q
         return path
     rows = list(zip(*columns.values(), strict=True))
     with path.open("w", newline="", encoding="utf-8") as file:
+        objects = [dict(zip(columns, row, strict=True)) for row in rows]
         if path.suffix == ".jsonl":
-            file.writelines(json.dumps(dict(zip(columns, row, strict=True))) + "\n" for row in rows)
+            file.writelines(json.dumps(row) + "\n" for row in objects)
+        elif path.suffix == ".json":
+            json.dump(objects, file)
         else:
             writer = csv.writer(file, delimiter="\t" if path.suffix == ".tsv" else ",", quoting=quoting)
             writer.writerows([list(columns), *rows])
@@ -166,7 +169,7 @@ def own_tokenizer(
     return str(path)
 
 
-@pytest.fixture(params=[".csv", ".tsv", ".jsonl", ".parquet"])
+@pytest.fixture(params=[".csv", ".tsv", ".jsonl", ".json", ".parquet"])
 def suffix(request: pytest.FixtureRequest) -> str:
     return request.param
 
@@ -194,7 +197,7 @@ class TestFiles:
         assert isinstance(data.info.task, Regression) and data.info.task.mean == (3.0,)
         assert data.splits["train"].targets["targets"].values().ravel().tolist() == [1, 2, 6]
 
-    @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+    @pytest.mark.parametrize("suffix", [".jsonl", ".json", ".parquet"])
     def test_tags_of_words(self, tmp_path: Path, load: Load, suffix: str) -> None:
         data = load(write(tmp_path / f"t{suffix}", sentences()), **TAGS)
         assert isinstance(data.info.task, TokenClassification)
