@@ -9,6 +9,9 @@ A launcher implements the hook `ptpipe_launch(call, tell)`. It may send `call.to
 That process saves each output of rank 0 to an empty folder (`artifact.save(folder)`), and the launcher returns the
 folders by output name. Events travel back as `event_to_json(event)`.
 
+Start a Python process by `python_command(module)`: it imports what this one does, where `python -m` would import from
+the working directory first.
+
 A process of your own that calls `ptpipe.run` begins with `SignalHandlers().install()`: Ctrl-C and SIGTERM then end the
 run as they end `ptpipe run`.
 """
@@ -16,6 +19,7 @@ run as they end `ptpipe run`.
 from ptpipe.events import ModulesImported, event_from_json, event_to_json
 from ptpipe.execution.call import Call, Nodes, StoredInput, execute, make_call
 from ptpipe.execution.local_launcher import LocalLauncher
+from ptpipe.execution.python_process import python_command
 from ptpipe.execution.signals import SignalHandlers
 from ptpipe.plan.vocabulary import Plugin, Vocabulary, load_vocabulary
 from ptpipe.store.locks import LockedError, exclusive_lock, shared_lock
@@ -38,5 +42,6 @@ __all__ = [
     "execute",
     "load_vocabulary",
     "make_call",
+    "python_command",
     "shared_lock",
 ]

@@ -6,7 +6,6 @@ import inspect
 import logging
 import os
 import signal
-import sys
 import tempfile
 import traceback
 from collections.abc import Iterator, Sequence
@@ -25,6 +24,7 @@ from torch.distributed.launcher import api as launcher_api
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from ptpipe import StageError, Terminated
+from ptpipe.launching import python_command
 from ptpipe_elastic.bootstrap import log_file
 from ptpipe_elastic.rendezvous import BACKEND, Rendezvous, WorkerRendezvous, create_handler
 
@@ -110,9 +110,10 @@ def run_workers(
             logs_specs=DefaultLogsSpecs(log_dir=str(log_folder)),
             **_supported({"shutdown_timeout": _SHUTDOWN_S}),
         )
-        command = ["-m", _BOOTSTRAP, str(os.getpid()), rendezvous.worker_url(Path(folder)), str(log_folder.absolute())]
+        store_url = rendezvous.worker_url(Path(folder))
+        python, *command = python_command(_BOOTSTRAP, str(os.getpid()), store_url, str(log_folder.absolute()))
         try:
-            elastic_launch(config, sys.executable)(*command, module, *arguments)
+            elastic_launch(config, python)(*command, module, *arguments)
         except SignalException as error:
             raise (Terminated if error.sigval == signal.SIGTERM else KeyboardInterrupt) from None
         except (RendezvousError, DistError) as error:

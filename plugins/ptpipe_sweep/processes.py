@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +14,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ptpipe import ExitCode, Terminated, one_line
+from ptpipe.launching import python_command
 from ptpipe_sweep.worker import Request
 
 MAX_RETRIES = 2
@@ -38,8 +38,8 @@ class TrialProcess:
         kept = {name: value for name, value in os.environ.items() if name not in _OF_JOBS}
         environment = kept | {"OMP_NUM_THREADS": str(threads)}
         with request.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "ptpipe_sweep.worker"],
+            self._process = subprocess.Popen(  # noqa: S603  # ptpipe itself
+                python_command("ptpipe_sweep.worker"),
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,

@@ -51,8 +51,6 @@ class Request:
     code: NamedCode
     libraries: tuple[str, ...]
     """To import before workers are forked: else each of them would."""
-    path: tuple[str, ...]
-    """`sys.path` of the process that sends this."""
 
     def to_json(self) -> str:
         """Return one line of JSON."""
@@ -63,7 +61,7 @@ class Request:
         """Inverse of `to_json`."""
         content: dict[str, Any] = json.loads(text)
         code = content["code"]
-        changed: dict[str, Any] = {name: tuple(content[name]) for name in ("threads", "libraries", "path")}
+        changed: dict[str, Any] = {name: tuple(content[name]) for name in ("threads", "libraries")}
         changed["code"] = NamedCode(tuple(code["plugins"]), code["folder"], tuple(code["source_functions"]))
         changed["models"] = tuple(StoredModel(**model) for model in content["models"])
         changed["inputs"] = tuple(CellInputs(**own) for own in content["inputs"])

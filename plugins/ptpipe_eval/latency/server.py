@@ -277,7 +277,6 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of Ctrl-C the session hears, and closes the standard input
     out = _own_stdout()
     request = Request.from_json(sys.stdin.readline())
-    sys.path[:] = request.path
     _preload(request)
     server = Server(request, out)
     try:

@@ -19,6 +19,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from ptpipe import NamedCode, StageError, host
+from ptpipe.launching import python_command
 from ptpipe_eval.latency.inputs import CellBatches
 from ptpipe_eval.latency.latencies import Latency, Measured, StartUp, Threads
 from ptpipe_eval.latency.request import CellInputs, Request, StoredModel
@@ -74,7 +75,6 @@ class Session:
                 self.seed,
                 self.code,
                 tuple(name for name in _LIBRARIES if name in sys.modules),
-                tuple(sys.path),
             )
             result = _answered(request, on_progress)
         return tuple(self._measured(result, position) for position in range(len(models)))
@@ -160,15 +160,14 @@ def _saved_inputs(folder: Path, cell: CellBatches) -> CellInputs:
 def _server() -> Iterator[tuple[subprocess.Popen[str], IO[bytes]]]:
     """Start the server; on exit it has ended."""
     with TemporaryFile() as errors:
-        server = subprocess.Popen(
-            [sys.executable, "-m", "ptpipe_eval.latency.server"],
+        server = subprocess.Popen(  # noqa: S603  # ptpipe itself
+            python_command("ptpipe_eval.latency.server"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
             encoding="utf-8",
             process_group=0,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
         try:
             yield server, errors

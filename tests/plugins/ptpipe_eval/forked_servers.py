@@ -57,7 +57,8 @@ class ServerFork:
         """Fork a server; on exit it has ended. Stands for `session._server`."""
         requests, results = os.pipe(), os.pipe()
         with TemporaryFile() as errors:
-            socket.send_fds(self._socket, [b"."], [requests[0], results[1], errors.fileno()])
+            path = os.pathsep.join(sys.path)
+            socket.send_fds(self._socket, [path.encode()], [requests[0], results[1], errors.fileno()])
             os.close(requests[0])
             os.close(results[1])
             pid = int(self._socket.recv(100))
@@ -76,7 +77,7 @@ class ServerFork:
 
 
 def main() -> None:
-    """Fork a server for each three files that are sent: its standard input, output and errors."""
+    """Fork a server for each path that is sent with three files: its standard input, output and errors."""
     import onnxruntime  # noqa: F401  # before torch, as in a session
     import scipy.special  # noqa: F401  # for the intervals
     import torch  # noqa: F401
@@ -89,11 +90,12 @@ def main() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for servers
     requests = socket.socket(fileno=os.dup(0))
     while True:
-        message, files, _, _ = socket.recv_fds(requests, 1, 3)
+        message, files, _, _ = socket.recv_fds(requests, 1 << 16, 3)
         if not message:
             return
         pid = os.fork()
         if pid == 0:
+            sys.path[:] = message.decode().split(os.pathsep)
             _serve(server.main, requests, files)
         with suppress(PermissionError, ProcessLookupError):  # the child does it too, whichever is first
             os.setpgid(pid, pid)
