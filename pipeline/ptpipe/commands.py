@@ -15,6 +15,7 @@ is a list of `Row`: `table_options` adds `--sort` and the formats to a command, 
 """
 
 from ptpipe.cli.common import (
+    FiniteFloatRange,
     artifacts_option,
     describe_end,
     echo,
@@ -34,6 +35,7 @@ from ptpipe.store.runs import find_run, list_runs, read_record
 
 __all__ = [
     "Cell",
+    "FiniteFloatRange",
     "Row",
     "artifacts_option",
     "comparisons",

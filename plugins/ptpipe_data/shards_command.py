@@ -10,6 +10,7 @@ import click
 
 from ptpipe import UsageError, nearest
 from ptpipe.commands import (
+    FiniteFloatRange,
     artifacts_option,
     json_option,
     manifest_argument,
@@ -38,7 +39,7 @@ _DEFAULT_MB = 256.0
 @click.option("--samples-per-shard", type=click.IntRange(1), metavar="N", help="Samples in a shard.")
 @click.option(
     "--shard-size-mb",
-    type=click.FloatRange(0, min_open=True),
+    type=FiniteFloatRange(0, min_open=True),
     metavar="MB",
     help=f"Size of a shard, at most (default: {_DEFAULT_MB:g}, without --samples-per-shard).",
 )

@@ -109,7 +109,7 @@ def _evaluated(
     with model.predictor() as predict:
         on_batch = progress_callback(ctx, total, num_done, model=name)
         evaluate_split(name, predict, evaluation, config.batch_size, on_batch)
-    figures = evaluation.figures()
+    figures = evaluation.figures(name)
     values = {metric.name: cast("float", figures[metric.name]) for metric in split.data.info.task.metrics}
     row = Row(name, model.format, model.size_bytes, values)
     return EvaluatedModel(row, recorder.result(), recorder.details(figures), recorder.targets())

@@ -5,6 +5,7 @@ Shape legend: N samples, B of a batch.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -87,11 +88,16 @@ class Evaluation:
         self._num_done += len(next(iter(outputs.values())))
         return self._num_done
 
-    def figures(self) -> dict[str, JSON]:
-        """Return the task's figures, of all samples."""
-        num_samples = len(self.split.samples)
+    def figures(self, name: str) -> dict[str, JSON]:
+        """Return the task's figures, of all samples. Raises StageError, with the model's name, for a metric of NaN."""
+        num_samples, task = len(self.split.samples), self.split.data.info.task
         assert self._num_done == num_samples, f"{self.split}: batches contain {self._num_done} of {num_samples} samples"
-        return self.split.data.info.task.figures(self._sums, num_samples)
+        figures = task.figures(self._sums, num_samples)
+        for metric in task.metrics:
+            value = figures[metric.name]
+            if not (isinstance(value, int | float) and math.isfinite(value)):
+                raise StageError(f"{name}: the {metric.name} on {self.split} is {value}, which no gate could judge")
+        return figures
 
     @property
     def kept(self) -> Mapping[str, npt.NDArray[Any]]:
@@ -192,7 +198,7 @@ def predict_split(config: PredictConfig, ctx: Context, model: Deployable, data: 
     evaluation = Evaluation(split, keeps_samples=True)
     with model.predictor(config.num_threads) as predict:
         evaluate_split(name, predict, evaluation, config.batch_size, progress_callback(ctx, len(split.samples)))
-    figures = evaluation.figures()
+    figures = evaluation.figures(name)
     ctx.metric(**{metric.name: figures[metric.name] for metric in data.info.task.metrics})
     origin: dict[str, JSON] = {"data": data.info.name, "split": config.split, "format": model.format}
     return Predictions(split.samples.ids, evaluation.kept, origin | {"num_samples": len(split.samples)} | figures)

@@ -88,7 +88,7 @@ def sweep(  # noqa: PLR0913  # one parameter an option
     The exit code is 1 if a trial failed; the others run all the same. Refusals of gates are in the table: the exit code
     is 3 only if no trial passed.
     """
-    from ptpipe_sweep.outcome import judged_model
+    from ptpipe_sweep.outcome import check_model, judged_model
     from ptpipe_sweep.space import parse_axes
     from ptpipe_sweep.sweep import Search, Sweep, Workers
 
@@ -96,6 +96,8 @@ def sweep(  # noqa: PLR0913  # one parameter an option
         raise UsageError("--json and --md are two forms of one table: give one")
     plan = read_plan(manifest, settings)
     objective = _objective(maximize, minimize, plan)
+    if model:
+        check_model(model, plan)
     method = _method(num_random, num_optuna, objective)
     search = Search(method, num_random or num_optuna or 0, sweep_seed, objective, model or judged_model(plan))
     planned = Sweep(plan, parse_axes(axes, plan), search, artifacts, Workers(workers, ray_address))

@@ -85,15 +85,19 @@ class Ending:
     num_stages: int = 0
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Numbers that its stages reported, by `stage.metric`."""
+    is_undecided: bool = False
+    """Whether a gate could not decide."""
 
     @property
     def verdict(self) -> str:
         """`passed`, `refused`, `undecided`, `failed`, `corrupt` or `interrupted`."""
+        if self.is_accepted and self.is_undecided:
+            return "undecided"
         return _ENDED.get(ExitCode(self.exit_code), "failed")
 
     @property
-    def is_passed(self) -> bool:
-        """Whether it ran to its end and every gate let it pass."""
+    def is_accepted(self) -> bool:
+        """Whether it ran to its end and no gate ended it: each passed, or may pass while it can't decide."""
         return self.exit_code == ExitCode.DONE
 
     def to_json(self) -> dict[str, Any]:
@@ -125,6 +129,26 @@ def judged_model(plan: Plan) -> str:
     return ""
 
 
+def check_model(name: str, plan: Plan) -> None:
+    """Raise UsageError where no comparison of the manifest has a model of that name."""
+    compared = [
+        str(reference)
+        for stage in plan.stages
+        if any(_is_comparison(port.type.__name__) for port in stage.stage.outputs)
+        for port in stage.stage.inputs
+        if port.several
+        for reference in stage.wiring.get(port.name, ())
+    ]
+    if name not in compared:
+        close = nearest(name, compared)
+        hint = f"did you mean {close!r}?" if close else f"it compares {', '.join(compared) or 'nothing'}"
+        raise UsageError(f"--model {name}: the manifest compares no such model ({hint})")
+
+
+def _is_comparison(type_name: str) -> bool:
+    return type_name.rpartition(".")[2] == "Comparison"
+
+
 def read_ending(ending: Ending, result: Mapping[str, Any], objective: Objective | None, model: str) -> Ending:
     """Return a trial's ending with what its process reported.
 
@@ -138,6 +162,7 @@ def read_ending(ending: Ending, result: Mapping[str, Any], objective: Objective 
         "message": result.get("message") or _reason(stages),
         "metrics": dict(_numbers(stages)),
         "num_stages": len(stages),
+        "is_undecided": any(summary.get("decision") == Decision.UNDECIDED for summary in _summaries(stages)),
         "num_cached": sum(stage["outcome"] == "cached" for stage in stages),
     }
     facts |= _figures(stages, model)
@@ -149,24 +174,25 @@ def read_ending(ending: Ending, result: Mapping[str, Any], objective: Objective 
 
 def _reason(stages: Sequence[Mapping[str, Any]]) -> str:
     """Return why the first stage that failed did, else why the first gate refused or could not decide."""
-    for outcome in ("failed", "refused", "undecided"):
+    for stage in stages:
+        if stage["outcome"] == "failed":
+            return f"{stage['stage_id']}: {stage['message']}"
+    for decision in (Decision.REFUSED, Decision.UNDECIDED):
         for stage in stages:
-            if stage["outcome"] == outcome:
-                return f"{stage['stage_id']}: {stage['message'] or _verdict_reason(stage)}"
+            for summary in _summaries([stage]):
+                if summary.get("decision") == decision:
+                    return f"{stage['stage_id']}: {summary.get('reason', '')}"
     return ""
 
 
-def _verdict_reason(stage: Mapping[str, Any]) -> str:
-    summaries = [output["summary"] for output in stage["outputs"].values()]
-    refusing: Iterator[Mapping[str, Any]] = (s for s in summaries if s.get("decision") not in (None, Decision.PASSED))
-    return str(next(refusing, {}).get("reason", ""))
+def _summaries(stages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return [output["summary"] for stage in stages for output in stage["outputs"].values()]
 
 
 def _numbers(stages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, float]]:
     """Yield the numbers among metrics, and among what the outputs' summaries say."""
     for stage in stages:
-        summaries = [output["summary"] for output in stage["outputs"].values()]
-        for values in (*summaries, stage["metrics"]):
+        for values in (*_summaries([stage]), stage["metrics"]):
             for name, value in values.items():
                 if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
                     yield f"{stage['stage_id']}.{name}", value
@@ -177,7 +203,7 @@ def _figures(stages: Sequence[Mapping[str, Any]], model: str) -> dict[str, Any]:
     facts: dict[str, Any] = {}
     for stage in stages:
         for output in stage["outputs"].values():
-            if str(output["type"]).rpartition(".")[2] == "Comparison":
+            if _is_comparison(str(output["type"])):
                 facts |= _figures_of(output["summary"], model)
     return facts
 
@@ -194,7 +220,9 @@ def _figures_of(comparison: Mapping[str, Any], model: str) -> dict[str, Any]:
         if isinstance(value, int | float) and math.isfinite(value):
             facts["quality"] = Quality(primary["name"], value, primary["higher_is_better"])
     for cell in row["latency"][:1]:
-        label = f"batch {cell['batch_size']}, {cell['threads']} thread{'' if cell['threads'] == 'one' else 's'}"
+        length = f", length {cell['length']}" if cell.get("length") else ""
+        threads = f"{cell['threads']} thread{'' if cell['threads'] == 'one' else 's'}"
+        label = f"batch {cell['batch_size']}{length}, {threads}"
         facts["latency"] = Latency(cell["median_ms"], cell["low_ms"], cell["high_ms"], label)
     return facts
 
@@ -202,11 +230,11 @@ def _figures_of(comparison: Mapping[str, Any], model: str) -> dict[str, Any]:
 def pareto_front(endings: Sequence[Ending]) -> set[int]:
     """Return the numbers of the trials that no other is better than in one respect and as good as in all others.
 
-    Of those that passed and have a quality; by quality, size and latency, as far as all of them have these.
+    Of those that are accepted and have a quality; by quality, size and latency, as far as all of them have these.
     """
-    passed = [ending for ending in endings if ending.is_passed and ending.quality]
-    have_sizes = all(ending.size_bytes is not None for ending in passed)
-    have_latencies = all(ending.latency for ending in passed)
+    accepted = [ending for ending in endings if ending.is_accepted and ending.quality]
+    have_sizes = all(ending.size_bytes is not None for ending in accepted)
+    have_latencies = all(ending.latency for ending in accepted)
 
     def is_better(one: Ending, other: Ending) -> tuple[bool, ...]:
         assert one.quality and other.quality
@@ -220,15 +248,15 @@ def pareto_front(endings: Sequence[Ending]) -> set[int]:
     def dominates(one: Ending, other: Ending) -> bool:
         return any(is_better(one, other)) and not any(is_better(other, one))
 
-    return {it.number for it in passed if not any(dominates(other, it) for other in passed)}
+    return {it.number for it in accepted if not any(dominates(other, it) for other in accepted)}
 
 
 def best(endings: Sequence[Ending]) -> Ending | None:
-    """Return the trial with the best quality of those that passed; of equals, the smallest, then the first."""
+    """Return the trial with the best quality of those that are accepted; of equals, the smallest, then the first."""
 
     def rank(ending: Ending) -> tuple[float, float]:
         assert ending.quality
         sign = -1 if ending.quality.higher_is_better else 1
         return sign * ending.quality.value, math.inf if ending.size_bytes is None else ending.size_bytes
 
-    return min((ending for ending in endings if ending.is_passed and ending.quality), key=rank, default=None)
+    return min((ending for ending in endings if ending.is_accepted and ending.quality), key=rank, default=None)

@@ -110,11 +110,14 @@ def _values(text: str, name: str, values: str) -> tuple[JSON, ...]:
 
 
 def _named_twice(axes: Iterable[Axis], plan: Plan) -> Iterable[Problem]:
+    """Yield a problem for each option that is set twice, itself or as part of another."""
     seen: dict[str, str] = dict.fromkeys(plan.manifest.overrides, "-s")
     for axis in axes:
         for option in axis.options:
-            if option in seen:
-                yield Problem(f"--over {axis.name}: {option} is set by {seen[option]} too")
+            overlapping = (of for of in seen if f"{of}.".startswith(f"{option}.") or f"{option}.".startswith(f"{of}."))
+            if other := next(overlapping, None):
+                overlap = "" if option == other else f" with {other}"
+                yield Problem(f"--over {axis.name}: {option} is set by {seen[other]} too{overlap}")
             seen.setdefault(option, f"--over {axis.name}")
 
 

@@ -194,7 +194,7 @@ class Sweep:
             first = read_ending(begun, before, None, "")
             ending = replace(ending, seconds=first.seconds + ending.seconds, num_cached=first.num_cached)
         self.record.add(ending)
-        reason = f": {ending.message}" if ending.message and not ending.is_passed else ""
+        reason = f": {ending.message}" if ending.message and ending.verdict != "passed" else ""
         cached = f", {ending.num_cached} of {ending.num_stages} stages cached" if ending.num_cached else ""
         count = f"[{len(self.record.endings)}/{self._num_trials}]"
         self._tell(f"{count} trial {trial.number}: {trial}: {ending.verdict} in {ending.seconds:.1f} s{cached}{reason}")

@@ -56,7 +56,7 @@ def _quality(ending: Ending) -> str:
 
 
 def _verdict(ending: Ending) -> str:
-    if ending.is_passed or not ending.message:
+    if ending.verdict == "passed" or not ending.message:
         return ending.verdict
     reason = one_line(ending.message)
     return f"{ending.verdict}: {reason if len(reason) <= _MAX_REASON else reason[: _MAX_REASON - 3] + '...'}"
@@ -82,7 +82,8 @@ def explanation(endings: Sequence[Ending]) -> str:
         latency = f"; latency at {shown_of.latency.label}" if shown_of.latency else ""
         lines.append(f"size and {'latency' if latency else 'quality'} of {shown_of.model!r}{latency}")
     if front := pareto_front(endings):
-        lines.append(f"* no other trial that passed is better without being worse in something else ({len(front)})")
+        which = "passed or is undecided" if any(ending.is_undecided for ending in endings) else "passed"
+        lines.append(f"* no other trial that {which} is better without being worse in something else ({len(front)})")
     return "\n".join(lines)
 
 
@@ -108,7 +109,7 @@ def ending_lines(endings: Sequence[Ending], manifest: str, artifacts: Path, thre
     chosen = best(endings)
     if chosen is None:
         has_quality = any(ending.quality for ending in endings)
-        if any(ending.is_passed for ending in endings) and not has_quality:
+        if any(ending.is_accepted for ending in endings) and not has_quality:
             return ["no figure to compare trials by: name one with --maximize STAGE.METRIC"]
         return ["no trial passed"]
     text = " ".join(f"{name}={shown(value)}" for name, value in chosen.settings.items())

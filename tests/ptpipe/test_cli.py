@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from importlib import import_module
@@ -746,6 +747,27 @@ def test_the_exit_code_stays_where_nobody_reads(arguments, code, tmp_path) -> No
         process.stdout.close()
         process.stderr.close()
         assert process.wait(timeout=60) == code
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_streams_that_are_closed_are_as_if_nobody_read(project, closed) -> None:
+    """As under some schedulers: the code stays that of the run, and no file gets the number of such a stream."""
+    project.write("one: {uses: toy.make}\ngate: {uses: toy.gate, with: {least: 3}}")
+    words = shlex.join(command("run", "m.yaml", alone=True))
+    ended = subprocess.run(["/bin/sh", "-c", f"{words} {closed}"], cwd=project.folder, capture_output=True, text=True)
+    assert ended.returncode == ExitCode.REFUSED, ended.stderr
+    assert "Traceback" not in ended.stderr
+    listed = shlex.join(command("runs", alone=True))
+    assert subprocess.run(["/bin/sh", "-c", f"{listed} {closed}"], cwd=project.folder).returncode == 0
+
+
+def test_a_folder_without_a_name_is_refused(project, run_cli) -> None:
+    """It would be the working directory."""
+    project.write(STAGES)
+    before = sorted(project.folder.iterdir())
+    ended = run_cli("run", "m.yaml", "--artifacts", "", alone=True)
+    assert (ended.code, sorted(project.folder.iterdir())) == (2, before)
+    assert "Invalid value for '--artifacts' (env var: 'PTPIPE_ARTIFACTS'): the name of the folder is empty" in ended.err
 
 
 GARBAGE = '''

@@ -169,6 +169,7 @@ def cli() -> None:
 
 def main() -> NoReturn:
     """Run the command line and exit with its code; a traceback is shown only for a bug in ptpipe."""
+    _open_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: a terminal may be ASCII
     show_warnings_once()
@@ -186,6 +187,16 @@ def main() -> NoReturn:
         except BrokenPipeError:
             _let_go_of(stream)
     _leave(code)
+
+
+def _open_closed_streams() -> None:
+    """Open the null device in place of standard streams that are closed, as by `>&-`: files would get their numbers."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # it gets the lowest free number
+            setattr(sys, name, os.fdopen(number, "r" if name == "stdin" else "w", closefd=False))
 
 
 def show_warnings_once() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -30,9 +31,31 @@ set_option = click.option(
     help="Override an option of the manifest (or `seed=N`); may be repeated.",
 )
 
+
+class FiniteFloatRange(click.FloatRange):
+    """A number within bounds that is neither infinite nor NaN, which compares with no bound."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the number."""
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number", param, ctx)
+        return number
+
+
+class _Folder(click.Path):
+    """A folder. An empty text, as of a variable that a script did not set, is none: it would be this one."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path."""
+        if value == "":
+            self.fail("the name of the folder is empty", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 artifacts_option = click.option(
     "--artifacts",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=_Folder(path_type=Path, file_okay=False),
     default=Path("artifacts"),
     envvar="PTPIPE_ARTIFACTS",
     show_default=True,

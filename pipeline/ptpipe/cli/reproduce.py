@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ptpipe.cli.common import artifacts_option, echo, json_option, open_store, print_json, print_table
+from ptpipe.cli.common import FiniteFloatRange, artifacts_option, echo, json_option, open_store, print_json, print_table
 from ptpipe.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @click.argument("target", metavar="RUN|FILE")
 @click.option(
     "--tolerance",
-    type=click.FloatRange(0),
+    type=FiniteFloatRange(0),
     help="Accept other bytes where each metric differs by no more, absolutely or relative to the larger.",
 )
 @click.option(

@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING
 import click
 
 from ptpipe import UsageError
-from ptpipe.commands import echo, json_option, manifest_argument, print_json, print_table, read_plan, set_option
+from ptpipe.commands import (
+    FiniteFloatRange,
+    echo,
+    json_option,
+    manifest_argument,
+    print_json,
+    print_table,
+    read_plan,
+    set_option,
+)
 
 if TYPE_CHECKING:
     from ptpipe_elastic.scaling.fit import AllReduceTime
@@ -22,12 +31,6 @@ if TYPE_CHECKING:
 
 _MAX_WORKERS = 4096
 _SIZES_BYTES = tuple(1 << power for power in (10, 14, 18, 20, 22, 24))
-
-
-def _finite(context: click.Context, option: click.Parameter, value: float | None) -> float | None:
-    if value is not None and not math.isfinite(value):
-        raise click.BadParameter(f"{value} is not a finite number")
-    return value
 
 
 @click.command()
@@ -40,14 +43,12 @@ def _finite(context: click.Context, option: click.Parameter, value: float | None
 @click.option("--stage", "named", metavar="STAGE", help="The training stage, if there are several.")
 @click.option(
     "--latency-us",
-    type=click.FloatRange(0),
-    callback=_finite,
+    type=FiniteFloatRange(0),
     help="Predict for a network with this latency per message.",
 )
 @click.option(
     "--bandwidth-gbit-s",
-    type=click.FloatRange(0, min_open=True),
-    callback=_finite,
+    type=FiniteFloatRange(0, min_open=True),
     help="Predict for a network with this bandwidth.",
 )
 @click.option(

@@ -26,7 +26,7 @@ def accepted(past: PastComparison, model: str | None) -> Baseline:
     Raises UsageError where it is not clear which one, or what it made of the samples is not known.
     """
     table, record = past.table, past.record
-    others = [row.name for row in table.rows if row.name != table.baseline]
+    others = [row.name for row in table.rows if row.name != table.baseline or len(table.rows) == 1]
     if model is None and len(others) != 1:
         raise UsageError(f"the comparison has several models: choose one by --model, {' or '.join(others)}")
     row = past.row(model or others[0])

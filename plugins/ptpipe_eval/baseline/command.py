@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ptpipe import StageError, UsageError, Verdict
-from ptpipe.commands import artifacts_option, echo, json_option, open_store, print_json
+from ptpipe.commands import FiniteFloatRange, artifacts_option, echo, json_option, open_store, print_json
 from ptpipe_eval.verdicts import exit_code
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def _differs(path: Path, new: Baseline, force: bool) -> bool:
     help="What `ptpipe baseline accept` wrote.",
 )  # fmt: skip
 @click.option(
-    "--max-drop", required=True, type=click.FloatRange(0), metavar="DROP",
+    "--max-drop", required=True, type=FiniteFloatRange(0), metavar="DROP",
     help="By how much a model may be worse, in units of the metric: 0.003 is 0.3 points of accuracy.",
 )  # fmt: skip
 @click.option(
@@ -132,7 +132,7 @@ def gate(  # noqa: PLR0913  # one parameter an option
 
     accepted = Baseline.read(file)
     past = read_comparison(open_store(artifacts), run, stage, accepted.run.stage)
-    names = models or (accepted.model.name,)
+    names = tuple(dict.fromkeys(models)) or (accepted.model.name,)
     options = {
         **({"candidates": names} if len(names) > 1 else {"candidate": names[0]}),
         "metric": metric,

@@ -10,6 +10,7 @@ import click
 
 from ptpipe import JSON, PtpipeError, RunOptions, UsageError, load_plan, run
 from ptpipe.commands import (
+    FiniteFloatRange,
     artifacts_option,
     find_run,
     open_store,
@@ -45,7 +46,7 @@ _MEASURING = (
 @click.option("--batch-sizes", metavar=_LIST, help="Batch sizes to measure latency at (default: 1,32).")
 @click.option("--lengths", metavar=_LIST, help="Lengths of sequences to measure latency at (default: the data's own).")
 @click.option("--threads", metavar="one,all", help="One thread, all processors, or both (default: both).")
-@click.option("--budget", type=click.FloatRange(0, min_open=True), metavar="S", help="Seconds to measure latency in.")
+@click.option("--budget", type=FiniteFloatRange(0, min_open=True), metavar="S", help="Seconds to measure latency in.")
 @click.option("--latency-only", is_flag=True, help="Do not measure quality.")
 @click.option("--no-latency", is_flag=True, help="Measure quality and size alone.")
 @click.option("--fresh", is_flag=True, help="Measure again although the result is stored.")

@@ -77,11 +77,17 @@ def _latency_cell(cell: Mapping[str, Any]) -> dict[str, Cell]:
 
 def _verdict_cells(record: Mapping[str, Any], model: str | None) -> dict[str, Cell]:
     """Return the verdicts on a model; those that name no model belong to every row."""
-    return {
-        f"{stage_id} verdict": Cell.of(verdict["decision"])
-        for stage_id, verdict in verdicts(record).items()
-        if verdict.get("candidate") in (None, model) or model is None
-    }
+    found = {stage_id: _decision_on(model, verdict) for stage_id, verdict in verdicts(record).items()}
+    return {f"{stage_id} verdict": Cell.of(decision) for stage_id, decision in found.items() if decision is not None}
+
+
+def _decision_on(model: str | None, verdict: Mapping[str, Any]) -> str | None:
+    """Return what a gate decided of a model, None where it did not judge it. `model`: None for the whole verdict."""
+    several = verdict.get("candidates")
+    if model is not None and isinstance(several, list):
+        return next((row["decision"] for row in several if row.get("candidate") == model), None)
+    decision: str = verdict["decision"]
+    return decision if model is None or verdict.get("candidate") in (None, model) else None
 
 
 def _metric_cells(record: Mapping[str, Any]) -> dict[str, Cell]:

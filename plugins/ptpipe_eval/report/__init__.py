@@ -67,24 +67,22 @@ def _comparisons(plan: Plan, run: RunFinished, stage: StageFinished, load: Load)
 def _candidate(plan: Plan, run: RunFinished, stage_id: str, comparison: Comparison) -> str | None:
     """Return the model that a gate on the comparison judges, else the last one; None: there is but the baseline.
 
-    Of several that a gate judges: the first that did not pass, else the first.
+    Of several that gates judge: the first that did not pass, else the first.
     """
     others = [row.name for row in comparison.rows if row.name != comparison.baseline]
-    for stage in run.stages:
-        if stage_id in plan[stage.stage_id].upstream:
-            for output in stage.outputs.values():
-                for name in _judged_by(output.get("summary")):
-                    if name in others:
-                        return name
-    return others[-1] if others else None
+    gates = (stage for stage in run.stages if stage_id in plan[stage.stage_id].upstream)
+    facts = (output.get("summary") for stage in gates for output in stage.outputs.values())
+    judged = [(name, passed) for of in facts for name, passed in _judged_by(of) if name in others]
+    names = [name for name, _ in sorted(judged, key=lambda pair: pair[1])]
+    return next(iter(names or others[-1:]), None)
 
 
-def _judged_by(facts: JSON) -> list[str]:
-    """Return what a verdict with these facts is about, most important first."""
+def _judged_by(facts: JSON) -> list[tuple[str, bool]]:
+    """Return what a verdict with these facts is about, and whether it passed."""
     if not isinstance(facts, Mapping):
         return []
     one, several = facts.get("selected") or facts.get("candidate"), facts.get("candidates")
     if isinstance(one, str):
-        return [one]
+        return [(one, facts.get("decision") == Decision.PASSED)]
     rows = [row for row in several if isinstance(row, Mapping)] if isinstance(several, list) else []
-    return [str(row["candidate"]) for row in sorted(rows, key=lambda row: row["decision"] == Decision.PASSED)]
+    return [(str(row["candidate"]), row["decision"] == Decision.PASSED) for row in rows]

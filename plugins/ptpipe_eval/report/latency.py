@@ -35,7 +35,7 @@ def latency_section(compared: Compared) -> Section | None:
 def _rounds(compared: Compared, rows: list[Row], cell: Latency) -> Plot:
     series = []
     for row in rows:
-        own = row.latency(cell.batch_size, cell.threads)
+        own = row.latency(cell.batch_size, cell.threads, cell.length)
         ratios = own.round_ratios if own else ()
         series.append(Series(row.name, tuple(Point(float(number), ratio) for number, ratio in enumerate(ratios, 1))))
     every = [point.y for each in series for point in each.points]

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from ptpipe_torch import Metric
 
 
+_DIGITS = 12
+
+
 @dataclass(frozen=True)
 class SeedDrop:
     """By how much worse a model is than the baseline on average over seeds, and how sure that is.
@@ -36,8 +39,8 @@ class SeedDrop:
 
     @property
     def drop(self) -> float:
-        """The mean."""
-        return sum(own.drop for own in self.drops) / len(self.drops)
+        """The mean, rounded as `Metric.drop` is: that of equal drops is none above them."""
+        return round(math.fsum(own.drop for own in self.drops) / len(self.drops), _DIGITS)
 
     @property
     def deviation(self) -> float:

@@ -44,7 +44,7 @@ def banner(run: RunFinished, comparisons: Sequence[Artifacts]) -> Banner:
     gates = run_summary.gates(run.stages)
     failures = run_summary.failed_stages(run.stages)
     state = _state(run, gates)
-    candidates = candidates_of(gates)
+    candidates = candidates_of(gates, state if state in (Decision.REFUSED, Decision.UNDECIDED) else None)
     num_cached = sum(stage.outcome is Outcome.CACHED for stage in run.stages)
     cached = f", {num_cached} of them cached" if num_cached else ""
     note = f"{counted(len(run.stages), 'stage')}{cached}, in {seconds_text(run.seconds)}"
@@ -58,17 +58,23 @@ def banner(run: RunFinished, comparisons: Sequence[Artifacts]) -> Banner:
     return Banner(state, headline, note, gates, failures, tiles, files)
 
 
-def candidates_of(gates: Sequence[Gate]) -> list[str]:
-    """Return what the gates judge, each once: the selected one where a gate selects."""
-    return list(dict.fromkeys(name for gate in gates for name in _judged_by(gate)))
+def candidates_of(gates: Sequence[Gate], decision: str | None = None) -> list[str]:
+    """Return what the gates judge, each once: the selected one where a gate selects.
+
+    `decision`: only what a gate decided so.
+    """
+    judged = (pair for gate in gates for pair in _judged_by(gate))
+    return list(dict.fromkeys(name for name, own in judged if decision in (None, own)))
 
 
-def _judged_by(gate: Gate) -> list[str]:
+def _judged_by(gate: Gate) -> list[tuple[str, str]]:
+    """Return names of models and what is decided of each."""
     one, several = gate.facts.get("selected") or gate.facts.get("candidate"), gate.facts.get("candidates")
     if isinstance(one, str):
-        return [one]
+        return [(one, gate.decision)]
     rows = several if isinstance(several, list) else []
-    return [str(row["candidate"]) for row in rows if isinstance(row, Mapping) and "candidate" in row]
+    named = (row for row in rows if isinstance(row, Mapping) and "candidate" in row)
+    return [(str(row["candidate"]), str(row.get("decision", gate.decision))) for row in named]
 
 
 def _state(run: RunFinished, gates: Sequence[Gate]) -> str:

@@ -151,6 +151,18 @@ def test_a_logit_that_is_not_finite_is_named(digits, linear_model, weights, cont
         eval_predict(PredictConfig(batch_size=64), context(model=("net",)), Poisoned(*weights), digits)
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_metric_that_is_not_finite_is_named(digits, numpy_model, context, monkeypatch, value) -> None:
+    """As a function of one's own may be: of a class that the split does not have, a recall is 0 / 0."""
+    found = type(digits.info.task).figures
+    poisoned = lambda *arguments: {**found(*arguments), "loss": float(value)}  # noqa: E731
+    monkeypatch.setattr(type(digits.info.task), "figures", poisoned)
+    with pytest.raises(
+        StageError, match=rf"^net: the loss on split test of digits is {value}, which no gate could judge"
+    ):
+        eval_predict(PredictConfig(), context(model=("net",)), numpy_model, digits)
+
+
 @pytest.mark.parametrize("answer", [lambda x: x[:, :9], lambda x: x[:1], lambda x: x[0], lambda x: x[..., None]])
 def test_logits_of_another_shape_are_refused(digits, linear_model, weights, context, answer) -> None:
     class Odd(linear_model):

@@ -6,19 +6,21 @@ from dataclasses import replace
 
 import pytest
 
-from ptpipe import StageConfig, UsageError
+from ptpipe import StageConfig, UsageError, load_plan
 from ptpipe_sweep.outcome import (
     Ending,
     Latency,
     Objective,
     Quality,
     best,
+    check_model,
     judged_model,
     pareto_front,
     parse_objective,
     read_ending,
 )
 from ptpipe_sweep.record import exit_code
+from ptpipe_sweep.table import explanation
 
 from .conftest import STAGES
 
@@ -93,6 +95,19 @@ def test_a_reason_is_that_of_the_failure_before_that_of_a_gate():
     assert read_ending(BEGUN, {"exit_code": 2, "message": "no engine"}, None, "").verdict == "failed"
 
 
+def test_a_gate_that_could_not_decide_has_not_passed():
+    """It ends a trial with exit code 0 unless it is configured to fail then."""
+    facts = {"decision": "undecided", "reason": "200 samples are too few"}
+    ending = read_ending(BEGUN, {"exit_code": 0, "stages": [stage("gate", output=("Verdict", facts))]}, None, "")
+    assert (ending.verdict, ending.message) == ("undecided", "gate: 200 samples are too few")
+    assert ending.is_accepted and not read_ending(BEGUN, RESULT, None, "").is_undecided
+    trials = [replace(trial(1, 0.99, 400), is_undecided=True), trial(2, 0.98, 400)]
+    assert pareto_front(trials) == {1} and best(trials).number == 1
+    assert explanation(trials).endswith(
+        "that passed or is undecided is better without being worse in something else (1)"
+    )
+
+
 def test_the_front_has_whom_no_other_trial_beats():
     trials = [trial(1, 0.99, 400), trial(2, 0.98, 100), trial(3, 0.97, 200), trial(4, 0.99, 400)]
     assert pareto_front(trials) == {1, 2, 4}, "3 is worse and larger than 2; equals are all on it"
@@ -149,3 +164,22 @@ def test_the_judged_model_is_that_of_the_last_gate(project):
     one, several = replace(first, config=Judged(candidate="int8")), replace(last, config=Judged(candidates=("a", "b")))
     assert judged_model(replace(plan, stages=(one, last))) == "int8"
     assert judged_model(replace(plan, stages=(one, several))) == "b"
+
+
+def test_a_model_is_one_that_the_manifest_compares():
+    manifest = {
+        "version": 1,
+        "name": "compared",
+        "stages": {
+            "data": {"uses": "data.digits"},
+            "net": {"uses": "model.mlp"},
+            "train": {"uses": "train.supervised"},
+            "compare": {"uses": "eval.compare", "needs": {"models": ["net", "train"]}},
+        },
+    }
+    plan = load_plan(manifest)
+    check_model("train", plan)
+    with pytest.raises(UsageError, match=r"^--model trian: the manifest compares no such model \(did you mean 'train'"):
+        check_model("trian", plan)
+    with pytest.raises(UsageError, match=r"\(it compares net, train\)$"):
+        check_model("int8", plan)

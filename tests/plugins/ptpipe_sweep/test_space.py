@@ -58,6 +58,16 @@ def test_a_mistake_is_named(plan, text, problem):
     assert str(raised.value).startswith(f"--over {text.partition('=')[0]}")
 
 
+def test_an_option_and_a_part_of_it_overlap(plan):
+    """The one that is set last would win, whatever the table says."""
+    problem = "--over {0}: {0} is set by --over {1} too with {1}"
+    for names in (("one.value.part", "one.value"), ("one.value", "one.value.part")):
+        with pytest.raises(ManifestError) as raised:
+            parse_axes([f"{name}=1,2" for name in reversed(names)], plan)
+        assert [found.message for found in raised.value.problems] == [problem.format(*names)]
+    assert len(parse_axes(["one.value=1,2", "one.values=1,2"], plan)) == 2
+
+
 def test_every_mistake_is_named_at_once(plan):
     with pytest.raises(ManifestError) as raised:
         parse_axes(["noe.value=1,2", "one.value=1", "one.mode=a,b", "mode=a,b"], plan)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import click
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -129,6 +130,11 @@ class TestAccept:
             raise call(baseline, "accept", "last", *options).exception
         assert not Path("baselines").exists()
 
+    def test_the_only_model_of_a_comparison(self, made) -> None:
+        made(MANIFEST.replace("[float, int8, other]", "[float]"), lost=[])
+        assert call(baseline, "accept", "last").return_value == 0
+        assert Baseline.read(Path("baselines/float.json")).model.name == "float"
+
     def test_a_run_without_a_comparison(self, made) -> None:
         made(MANIFEST[: MANIFEST.index("  compare")])
         with pytest.raises(UsageError, match=r"^run .* has no comparison of quality: eval.compare makes one$"):
@@ -186,6 +192,17 @@ class TestGate:
         code, found = judge(accepted, "--model", "int8", "--model", "other")
         assert code == 3 and found["reason"].startswith("1 of 2 candidates refused: other loses 4.80 points")
         assert [row["decision"] for row in found["candidates"]] == ["passed", "refused"]
+
+    def test_a_model_that_is_named_twice(self, accepted, made) -> None:
+        made(lost=[13, 60])
+        code, found = judge(accepted, "--model", "int8", "--model", "int8")
+        assert (code, found["candidate"]) == (0, "int8")
+
+    @pytest.mark.parametrize("drop", ["nan", "inf"])
+    def test_a_drop_is_a_finite_number(self, accepted, drop) -> None:
+        ended = call(gate, "last", "--baseline", str(accepted), "--max-drop", drop)
+        assert isinstance(ended.exception, click.UsageError)
+        assert ended.exception.format_message() == f"Invalid value for '--max-drop': {drop} is not a finite number"
 
     def test_a_metric_that_is_a_mean(self, accepted, made) -> None:
         assert judge(accepted, "--metric", "loss")[1]["drop_high"] < 0.01

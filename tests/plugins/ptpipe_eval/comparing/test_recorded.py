@@ -26,6 +26,29 @@ def test_latencies_of_several_sessions_are_not_compared(tmp_path):
     assert session_note(recorded_rows(same)) == []
 
 
+def test_a_verdict_on_several_models_is_that_of_each(tmp_path):
+    made = record("a", "")
+    (row,) = made["stages"][0]["outputs"]["output"]["summary"]["rows"]
+    made["stages"][0]["outputs"]["output"]["summary"]["rows"] = [row | {"name": name} for name in ("net", "dyn", "qat")]
+    rows = [{"candidate": "dyn", "decision": "passed"}, {"candidate": "qat", "decision": "refused"}]
+    gates = {
+        "all": {"decision": "refused", "reason": "", "candidates": rows},
+        "best": {"decision": "passed", "reason": "", "selected": "dyn", "candidates": rows},
+        "one": {"decision": "passed", "reason": "", "candidate": "qat"},
+        "own": {"decision": "passed", "reason": ""},
+    }
+    for stage_id, summary in gates.items():
+        outputs = {"output": {"type": "ptpipe.Verdict", "summary": summary}}
+        made["stages"].append({**made["stages"][0], "stage_id": stage_id, "kind": "gate.x", "outputs": outputs})
+    found = {row["model"].text: {name: row[f"{name} verdict"].text for name in gates if f"{name} verdict" in row}
+             for row in recorded_rows([(made, tmp_path)])}  # fmt: skip
+    assert found == {
+        "net": {"own": "passed"},
+        "dyn": {"all": "passed", "best": "passed", "own": "passed"},
+        "qat": {"all": "refused", "best": "refused", "one": "passed", "own": "passed"},
+    }
+
+
 def test_a_run_that_compared_nothing_has_what_training_and_evaluation_reported(tmp_path):
     train = {"kind": "train.supervised", "outputs": {}, "metrics": {"loss": 0.25, "name": "x", "ok": True}}
     (row,) = recorded_rows([(record("a", "", **train), tmp_path)])

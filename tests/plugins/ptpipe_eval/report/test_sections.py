@@ -42,10 +42,10 @@ LOST = (4, 10, 7)
 """Samples that the second model has wrong, by how much its loss grows: most for the first."""
 
 
-def latency(ratio: float, speed: str) -> Latency:
+def latency(ratio: float, speed: str, length: int | None = None) -> Latency:
     bounds = (0.2, 0.4, ratio, ratio - 0.1, ratio + 0.1)
     return Latency(1, "one", 1, 0.3 * ratio, *bounds, speed, 0.02, 3, 100, 0.3, 0.0, 1,
-                   round_ratios=(ratio, ratio + 0.01))  # fmt: skip
+                   length=length, round_ratios=(ratio, ratio + 0.01))  # fmt: skip
 
 
 def compared(task, outputs, targets, rows=None) -> Compared:
@@ -192,18 +192,19 @@ def test_a_data_set_that_is_large_or_gone_leaves_the_ids(classified):
     assert "the folder is gone" in text.text
 
 
-def timed(classified, speed="faster"):
+def timed(classified, speed="faster", length=None):
     rows = (
-        Row("float", "torch", 200, {}, (latency(1.0, "baseline"),), StartUp(1.0, 2.0, 3)),
-        Row("other", "torch", 100, {}, (latency(0.7, speed),)),
-        Row("int8", "onnx", 100, {}, (latency(0.5, speed),), StartUp(1.5, 2.5, 3)),
+        Row("float", "torch", 200, {}, (latency(1.0, "baseline", length),), StartUp(1.0, 2.0, 3)),
+        Row("other", "torch", 100, {}, (latency(0.7, speed, length),)),
+        Row("int8", "onnx", 100, {}, (latency(0.5, speed, length),), StartUp(1.5, 2.5, 3)),
     )
     comparison = dataclasses.replace(classified.comparison, rows=rows, samples=None, details=None, metrics=())
     return dataclasses.replace(classified, comparison=comparison)
 
 
-def test_latency_has_every_round_beside_the_noise(classified):
-    section = latency_section(timed(classified))
+@pytest.mark.parametrize("length", [None, 64])
+def test_latency_has_every_round_beside_the_noise(classified, length):
+    section = latency_section(timed(classified, length=length))
     plot, table = section.blocks
     assert [series.name for series in plot.series] == ["int8", "other"], "the judged model first"
     assert [(point.x, point.y) for point in plot.series[0].points] == [(1.0, 0.5), (2.0, 0.51)]
@@ -225,6 +226,8 @@ def test_what_was_not_measured_has_no_section(classified):
     ("facts", "expected"),
     [
         ({"candidate": "other"}, "other"),
+        ([{"candidate": "other", "decision": "passed"}, {"candidate": "int8", "decision": "undecided"}], "int8"),
+        ([{"candidate": "other", "decision": "refused"}, {"candidate": "int8", "decision": "refused"}], "other"),
         ({"selected": "other", "candidates": [{"candidate": "int8", "decision": "passed"}]}, "other"),
         ({"selected": "float", "candidates": [{"candidate": "int8", "decision": "passed"}]}, "int8"),
         ({"candidates": [{"candidate": "other", "decision": "passed"}, {"candidate": "int8", "decision": "refused"}]},
@@ -236,11 +239,14 @@ def test_what_was_not_measured_has_no_section(classified):
 def test_the_judged_model_is_the_one_that_sections_are_about(classified, facts, expected):
     comparison = timed(classified).comparison
     compare = StageFinished("compare", "eval.compare", Outcome.DONE, 1.0, "k", outputs={"output": {"summary": {}}})
-    gate = StageFinished("gate", "gate.size", Outcome.DONE, 1.0, "g", outputs={"output": {"summary": facts}})
-    run = RunFinished("run", "toy", None, 0, 1.0, (compare, gate))
+    gates = [
+        StageFinished(f"gate {number}", "gate.size", Outcome.DONE, 1.0, "g", outputs={"output": {"summary": of}})
+        for number, of in enumerate(facts if isinstance(facts, list) else [facts])
+    ]
+    run = RunFinished("run", "toy", None, 0, 1.0, (compare, *gates))
     planned = {
         "compare": SimpleNamespace(stage=eval_compare, wiring={}, upstream=frozenset()),
-        "gate": SimpleNamespace(stage=gate_size, upstream=frozenset({"compare"})),
+        **{gate.stage_id: SimpleNamespace(stage=gate_size, upstream=frozenset({"compare"})) for gate in gates},
     }
     sections = list(report_sections(planned, run, lambda stage_id, output: comparison))
     plots = [block for section in sections for block in section.blocks if isinstance(block, Plot)]

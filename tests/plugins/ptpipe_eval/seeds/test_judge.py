@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from ptpipe_eval.config import AccuracyConfig
+from ptpipe_eval.quality.gates import fails_undecided
 from ptpipe_eval.seeds.judge import SeedDrop
 from ptpipe_torch.quality.proportions import ProportionDrop
 
@@ -14,6 +16,14 @@ def test_seeds_that_agree_leave_what_the_samples_leave() -> None:
     own = ProportionDrop(17, 5, 10_000)
     assert SeedDrop([own] * 3).limits(0.95) == pytest.approx(own.limits(0.95))
     assert SeedDrop([own] * 3).deviation == 0
+
+
+@pytest.mark.parametrize("lost", [(3, 3, 3), (0, 1, 8)])
+def test_a_mean_at_the_margin_is_not_above_it(lost) -> None:
+    """As for one run: a sum of floats would be."""
+    mean = SeedDrop([ProportionDrop(number, 0, 1000) for number in lost]).drop
+    assert mean == MARGIN
+    assert not fails_undecided(AccuracyConfig(candidate="x", max_drop=MARGIN), mean)
 
 
 def test_so_many_samples_that_only_seeds_count() -> None:

@@ -172,6 +172,16 @@ def test_of_several_candidates_all_are_judged(run, rendered, kit):
     assert words(judged[0]).startswith("onnx")
 
 
+def test_the_headline_names_those_that_did_not_pass(run, rendered, kit):
+    """Another gate, or the same, let others pass."""
+    stages = list(run[1].stages)
+    rows = [{"candidate": name, "decision": decision} for name, decision in (("onnx", "passed"), ("net", "refused"))]
+    stages[4] = dataclasses.replace(stages[4], outputs=kit.verdict("refused", candidate=None, candidates=rows))
+    stages[5] = dataclasses.replace(stages[5], outputs=kit.verdict("passed", candidate="dynamic"))
+    page = rendered(run, stages=tuple(stages), exit_code=int(ExitCode.REFUSED))
+    assert "Don't ship net: refused by accuracy" in words(banner(page))
+
+
 def test_a_failed_run_says_where_why_and_how_to_resume(run, rendered):
     finished = run[1]
     failed = dataclasses.replace(
