@@ -210,6 +210,8 @@ class _Loader:
             raise ImportError(f"{known} has the same module name; rename one of them")
         if name in sys.modules and any(plugin.module is sys.modules[name] for plugin in self.plugins):
             raise ImportError("it is named twice")
+        _add_to_path(path.parent)  # so that it can import the files beside it, now and inside its stages
+        _refuse_modules_of_others(path)
         return _executed(name, path)
 
     def _add(self, plugin: Plugin) -> None:
@@ -276,7 +278,6 @@ def _executed(name: str, path: Path) -> ModuleType:
     if spec is None or spec.loader is None:
         raise ImportError("it is not a Python file: a plugin's name ends in .py")
     module = importlib.util.module_from_spec(spec)
-    _add_to_path(path.parent)  # so that it can import the files beside it, now and inside its stages
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
@@ -289,6 +290,23 @@ def _executed(name: str, path: Path) -> ModuleType:
 def _add_to_path(folder: Path) -> None:
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
+    _plugin_folders.add(folder)
+
+
+_plugin_folders: set[Path] = set()
+"""Those that this process has had on its path."""
+
+
+def _refuse_modules_of_others(path: Path) -> None:
+    """Raise ImportError where a plugin would import a file beside another plugin in place of the one beside itself."""
+    from ptpipe.plan.source_digest import SourceDigests
+
+    for name, (file, _) in SourceDigests(None, {}).source_file(path).items():
+        spec = importlib.util.find_spec(name) if name and "." not in name else None
+        found = Path(spec.origin) if spec and spec.origin else file
+        folder = found.parent.parent if found.name == "__init__.py" else found.parent
+        if found != file and folder in _plugin_folders - {path.parent}:
+            raise ImportError(f"it imports {name}, which is {found} in this process, not {file}; rename one of them")
 
 
 def _similar_file(name: str, folder: Path) -> str | None:

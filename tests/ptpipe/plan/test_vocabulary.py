@@ -220,6 +220,24 @@ def test_two_files_of_one_name(tmp_path):
     assert problem.endswith(f"{tmp_path / 'a' / 'net.py'} has the same module name; rename one of them")
 
 
+@pytest.mark.parametrize("helper", ["helpers.py", "helpers/__init__.py"])
+@pytest.mark.parametrize("line", ["import {0}", "from {0} import value", "def late():\n    import {0}"])
+def test_two_plugins_with_a_module_of_one_name(tmp_path, helper, line):
+    """The second would run the code beside the first. What neither imports, and what others install, does not count."""
+    name = f"helpers_of_{tmp_path.name}"
+    for folder in ("a", "b"):
+        write(
+            tmp_path, f"{folder}/plugin_{folder}.py", line.format(name) + "\nimport random\n" + GOOD, kind=f"{folder}.b"
+        )
+        write(tmp_path, f"{folder}/{helper.replace('helpers', name)}", f"value = {folder!r}")
+        write(tmp_path, f"{folder}/unused_{name}.py", "")
+        write(tmp_path, f"{folder}/random.py", "raise SystemExit")
+    with_both = load_vocabulary(["a/plugin_a.py", "b/plugin_b.py"], tmp_path)
+    first, second = (tmp_path / folder / helper.replace("helpers", name) for folder in "ab")
+    problem = the_problem(with_both)
+    assert problem.endswith(f"it imports {name}, which is {first} in this process, not {second}; rename one of them")
+
+
 @pytest.mark.parametrize("again", ["./net.py", "net.py"])
 def test_a_file_named_twice(tmp_path, again):
     write(tmp_path, "net.py", GOOD, kind="a.b")
