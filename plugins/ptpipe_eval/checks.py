@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from ptpipe import Plan, PlannedStage, Problem
 
 
+_RELATIVE = {"max_drop", "max_ratio"}
+_LIMITS = (*sorted(_RELATIVE), "min_accuracy", "min_value", "max_value", "max_bytes", "max_ms")
+
+
 def comparison_problems(plan: Plan) -> Iterator[Problem]:
     """Check every comparison's baseline, every gate's candidates and latency, and what selections are made of."""
     for stage in plan.stages:
@@ -23,6 +27,7 @@ def comparison_problems(plan: Plan) -> Iterator[Problem]:
             source = plan[stage.wiring["comparison"][0].stage]
             if isinstance(source.config, TimingOptions):  # not a comparison of another plugin
                 yield from _candidate_problems(plan, stage, stage.config, source)
+                yield from _baseline_alone_problems(plan, stage, stage.config, source)
                 yield from _latency_problems(plan, stage, stage.config, source)
         elif stage.kind == "select.model":
             yield from _selection_problems(plan, stage)
@@ -47,6 +52,20 @@ def _candidate_problems(
         if name not in compared:
             message = f"candidate {name!r} is not among the models of {source.id}: {', '.join(compared)}"
             yield plan.problem(gate.id, message, *option, suggestion=nearest(name, compared))
+
+
+def _baseline_alone_problems(
+    plan: Plan, gate: PlannedStage, config: GateConfig | SelectConfig, source: PlannedStage
+) -> Iterator[Problem]:
+    """Yield a warning where a gate compares the baseline with itself, and has no other limit."""
+    assert isinstance(source.config, TimingOptions)
+    baseline = source.config.baseline or str(source.wiring["models"][0])
+    if isinstance(config, SelectConfig) or getattr(config, "baseline_file", None) or config.candidate != baseline:
+        return
+    limits = [name for name in _LIMITS if getattr(config, name, None) is not None]
+    if set(limits) <= _RELATIVE:
+        message = f"candidate {baseline!r} is the baseline of {source.id}: {limits[0]} compares it with itself"
+        yield plan.problem(gate.id, message, "candidate", severity="warning")
 
 
 def _latency_problems(

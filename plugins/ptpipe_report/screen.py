@@ -33,6 +33,8 @@ from ptpipe_report.progress_bar import LiveBar, StageProgress
 from ptpipe_report.stage_lines import StageLines
 from ptpipe_report.theme import FAINT, NOTICE, STYLES
 
+_IN_VIEW_S = 30.0
+"""A run that takes no longer shows a notice when it comes, and not at the end again."""
 _PROGRESS_LINE_S = 10.0
 _MARGIN = "  "
 
@@ -104,10 +106,10 @@ class Screen(Reporter):
                 self._writer.blank()
                 print_table(table, self._writer)
         self._write_gates(event)
-        if list(self._notices):
+        if list(self._notices) and event.seconds > _IN_VIEW_S and not self._is_quiet:  # else none has left the screen
             self._writer.blank()
-        for notice in self._notices:
-            self._write_notice(notice)
+            for notice in self._notices:
+                self._write_notice(notice)
         self._write_ending(event)
         self._write_paths(event)
 

@@ -16,8 +16,9 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from ptpipe import ExitCode, ManifestError, __version__
+from ptpipe import ExitCode, ManifestError, UsageError, __version__
 from ptpipe.cli import _COMMANDS, _exit_code, cli
+from ptpipe.cli.get import _stage_facts
 from ptpipe.store.documents import read_document, write_document
 
 from ..conftest import command, environment
@@ -344,7 +345,7 @@ def test_get_copies_deliverables(delivered, tmp_path):
     assert (tmp_path / "number.json").stat().st_nlink == 1
     again = delivered("get", "last", "one", alone=True)
     names = "number.json and number.json.intoto.json"
-    assert (again.code, again.err) == (2, f"ptpipe: {names} exists (--force replaces it)\n")
+    assert (again.code, again.err) == (2, f"ptpipe: {names} exist (--force replaces them)\n")
     assert delivered("get", folder.name, "one", "--force", alone=True).code == 0
     assert (tmp_path / "number.json").read_text() == "3.0"
     assert delivered("get", "last", "two", "new/place", "--json", alone=True).json == [
@@ -364,6 +365,16 @@ def test_get_names_what_is_not_there(delivered, tmp_path):
     (tmp_path / "file").write_text("")
     blocked = delivered("get", "last", "sum", "file/x", alone=True)
     assert (blocked.code, blocked.err.startswith("ptpipe: cannot write file/x/number.json: ")) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "words"),
+    [("failed", ", which failed, has no"), ("skipped", ", which was skipped, has no"), ("done", " has no")],
+)
+def test_get_says_how_a_stage_ended_that_delivered_nothing(outcome, words):
+    record = {"run_id": "r", "stages": [{"stage_id": "one", "outcome": outcome, "deliverables": []}]}
+    with pytest.raises(UsageError, match=f"^stage one of run r{words} deliverables; no stage of that run has any$"):
+        _stage_facts(record, "one")
 
 
 def test_get_refuses_altered_bytes(delivered, tmp_path):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ptpipe.errors import ManifestError, Problem, first_problems
+from ptpipe.errors import ManifestError, Problem, UsageError, first_problems
 from ptpipe.printable import one_line
 from ptpipe.store.files import strict_json
 
@@ -72,6 +72,12 @@ plugin_option = click.option(
 )
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+
+
+def existing_files(names: Sequence[str]) -> UsageError:
+    """Return the error about files that a command would replace."""
+    verb, which = ("exist", "them") if len(names) > 1 else ("exists", "it")
+    return UsageError(f"{' and '.join(names)} {verb} (--force replaces {which})")
 
 
 def read_vocabulary(named: Sequence[str]) -> Vocabulary:

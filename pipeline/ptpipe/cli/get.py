@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from ptpipe.cli.common import artifacts_option, echo, json_option, open_store, print_json
+from ptpipe.cli.common import artifacts_option, echo, existing_files, json_option, open_store, print_json
 from ptpipe.errors import IntegrityError, Problem, UsageError, nearest
 from ptpipe.store.files import GONE, errors_naming
 
@@ -39,7 +39,7 @@ def get(run: str, stage: str, dest: Path, force: bool, artifacts: Path, as_json:
     targets = {folder / name: dest / PurePosixPath(name).relative_to(stage) for name in facts["deliverables"]}
     files = {source: target for pair in targets.items() for source, target in _with_provenance(*pair).items()}
     if not force and (existing := [str(path) for path in files.values() if path.exists()]):
-        raise UsageError(f"{' and '.join(existing)} exists (--force replaces it)")
+        raise existing_files(existing)
     for source in targets:
         _verify(source, stored, stage)
     for source, target in files.items():
@@ -82,7 +82,11 @@ def _stage_facts(record: dict[str, Any], stage_id: str) -> dict[str, Any]:
         raise UsageError(str(problem))
     if stage_id not in having:
         stages_with = f"stages with deliverables: {', '.join(having)}" if having else "no stage of that run has any"
-        raise UsageError(f"stage {stage_id} of run {record['run_id']} has no deliverables; {stages_with}")
+        outcome = stages[stage_id]["outcome"]
+        ended = (
+            f", which {outcome}," if outcome == "failed" else f", which was {outcome}," if outcome == "skipped" else ""
+        )
+        raise UsageError(f"stage {stage_id} of run {record['run_id']}{ended} has no deliverables; {stages_with}")
     for name in stages[stage_id]["deliverables"]:
         if PurePosixPath(name).parts[:1] != (stage_id,) or ".." in PurePosixPath(name).parts:
             raise IntegrityError(f"the record of run {record['run_id']} was altered: {stage_id} has {name!r}")

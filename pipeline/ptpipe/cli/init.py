@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from ptpipe.cli.common import echo
+from ptpipe.cli.common import echo, existing_files
 from ptpipe.errors import UsageError
 from ptpipe.manifest.yaml import scalar
 
@@ -55,7 +55,7 @@ def _write(contents: dict[Path, str], force: bool) -> None:
     """Write all of the files, or none where one exists."""
     existing = [str(path) for path in contents if path.exists()]
     if existing and not force:
-        raise UsageError(f"{' and '.join(existing)} exists (--force replaces it)")
+        raise existing_files(existing)
     for path, content in contents.items():
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, get_origin
 
@@ -132,6 +133,8 @@ def _hint(details: Sequence[Any]) -> str:
         return f" (in YAML 1.2 write {_YAML_1_1[value.lower()]})"
     if types & {"float_type", "int_type"} and not isinstance(scalar(value), str | None):
         return " (without quotes it is a number)"
+    if types & {"tuple_type", "list_type"} and re.fullmatch(r"[\w./-]{1,40}", value):
+        return f" (a list of one is written [{value}])"
     return ""
 
 

@@ -195,3 +195,21 @@ def test_a_torch_model_from_a_selection_of_others(bound) -> None:
     best = "best: {uses: select.best, needs: {models: [int8]}, with: {max_drop: 0.01}}"
     (problem,) = problems(bound, COMPARE, best, "model: {uses: select.model}")
     assert problem == "11:10: model: best may select int8, which is a Deployable and no torch model"
+
+
+@pytest.mark.parametrize(
+    ("gate", "limit"),
+    [
+        ("gate: {uses: gate.accuracy, with: {max_drop: 0.003, candidate: float}}", "max_drop"),
+        ("gate: {uses: gate.size, with: {max_ratio: 0.27, candidate: float}}", "max_ratio"),
+        ("gate: {uses: gate.accuracy, with: {max_drop: 0.003, candidate: float, min_accuracy: 0.9}}", ""),
+        ("gate: {uses: gate.accuracy, with: {max_drop: 0.003, candidate: float, baseline_file: b.json}}", ""),
+        ("gate: {uses: gate.accuracy, with: {max_drop: 0.003, candidates: [float, int8]}}", ""),
+        ("gate: {uses: gate.latency, with: {max_ms: 1, candidate: float}}", ""),
+    ],
+)
+def test_a_gate_on_the_baseline_itself_is_a_warning(bound, gate, limit) -> None:
+    found = [str(problem) for problem in bound(COMPARE, gate).warnings]
+    assert len(found) == bool(limit)
+    message = f"warning: gate: candidate 'float' is the baseline of compare: {limit} compares it with itself"
+    assert all(problem.endswith(message) for problem in found)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -214,9 +215,6 @@ def test_quiet_shows_problems_and_the_end(script, verdict) -> None:
         "",
         "✗ big  refused    too big",
         "",
-        "▲ data: digits in place of mnist",
-        "▲ pretrain: fell back to float32",
-        "",
         "✗ mnist-qat refused by a gate after 3 min 07 s  3 done, 1 cached, 1 refused",
         f"  run folder:    {script.folder}",
     ]
@@ -241,6 +239,16 @@ def test_a_notice_is_shown_on_arrival_and_at_the_end(script) -> None:
     stage = script.stage("data", "data.mnist", notices=("stand-in",))
     shown = shown_lines(on(None), script, [stage], {"data": [Notice("data", "stand-in"), Notice("", "of the run")]})
     assert [line for line in shown if line.startswith("▲")] == ["▲ data: stand-in", "▲ of the run"] * 2
+
+
+@pytest.mark.parametrize(("seconds", "times"), [(29.0, 1), (31.0, 2)])
+def test_a_notice_of_a_short_run_is_still_on_the_screen(script, seconds, times) -> None:
+    console, stages = on(None), [script.stage("data", "data.mnist", notices=("stand-in",))]
+    screen = Screen(script.started(stages), console)
+    screen.event(Notice("data", "stand-in"))
+    screen.run_finished(replace(script.ended(stages, 0, False), seconds=seconds))
+    assert isinstance(console.file, io.StringIO)
+    assert console.file.getvalue().splitlines().count("▲ data: stand-in") == times
 
 
 def test_untrusted_text_is_neither_markup_nor_terminal_code(script) -> None:

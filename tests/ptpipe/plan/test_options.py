@@ -70,6 +70,8 @@ def some(config: OptionsConfig, ctx: Context) -> Verdict:
         ({"maybe": "x"}, ("maybe",), 'maybe: should be a number, not "x"', None),
         ({"many": [1, "a"]}, ("many", 1), 'many.1: should be a whole number, not "a"', None),
         ({"many": 3}, ("many",), "many: should be a list, not 3", None),
+        ({"many": "x"}, ("many",), 'many: should be a list, not "x" (a list of one is written [x])', None),
+        ({"many": "x y: [z]"}, ("many",), 'many: should be a list, not "x y: [z]"', None),
         ({"two": [1]}, ("two",), "two: more values are required", None),
         ({"group_or_word": 3}, ("group_or_word",), "group_or_word: should be a mapping or 'none', not 3", None),
         (
