@@ -27,6 +27,8 @@ class Outcome(StrEnum):
     UNDECIDED = "undecided"
     """It is a gate that could not decide, and is configured to fail then."""
     FAILED = "failed"
+    INTERRUPTED = "interrupted"
+    """A signal ended it, as Ctrl-C does."""
     SKIPPED = "skipped"
     """A stage that it needs did not finish, or the run ended before."""
 

@@ -82,9 +82,9 @@ def _stage_cases(stage: StageFinished, started: RunStarted, finished: RunFinishe
         _add_decision(case, gate, str(run_summary.locations(started)[stage.stage_id]))
         yield case
     message = _text(stage.message)
-    if stage.outcome is Outcome.FAILED:
+    if stage.outcome in (Outcome.FAILED, Outcome.INTERRUPTED):
         case = _case(finished, stage, stage.stage_id)
-        SubElement(case, "error", type="failed", message=message).text = _lines(stage.message, *stage.frames)
+        SubElement(case, "error", type=str(stage.outcome), message=message).text = _lines(stage.message, *stage.frames)
         yield case
     elif stage.outcome is Outcome.SKIPPED:
         case = _case(finished, stage, stage.stage_id)

@@ -85,7 +85,7 @@ class Screen(Reporter):
         self._progress.end()
         if self._bar:
             self._bar.redraw()
-        is_bad = event.outcome in {Outcome.FAILED, Outcome.REFUSED, Outcome.UNDECIDED}
+        is_bad = event.outcome in {Outcome.FAILED, Outcome.INTERRUPTED, Outcome.REFUSED, Outcome.UNDECIDED}
         if is_bad or not self._is_quiet:
             self._writer.line(self._lines.finished(event))
         if event.outcome is Outcome.FAILED and event.message:
@@ -138,7 +138,7 @@ class Screen(Reporter):
             self._writer.entry(lead, gate.reason)
 
     def _write_ending(self, event: RunFinished) -> None:
-        failed = [stage for stage in event.stages if stage.outcome is Outcome.FAILED and not event.interrupted]
+        failed = [stage for stage in event.stages if stage.outcome is Outcome.FAILED]
         outcome = Outcome.DONE if event.exit_code == ExitCode.DONE else Outcome.FAILED
         duration = f"{'in' if outcome is Outcome.DONE else 'after'} {seconds_text(event.seconds)}"
         symbol, ending = self._writer.theme.symbol(outcome), run_summary.ending(event)

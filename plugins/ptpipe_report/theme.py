@@ -12,6 +12,7 @@ STYLES: Mapping[str, str] = {
     Outcome.CACHED: "cyan",
     Outcome.REFUSED: "bold magenta",
     Outcome.FAILED: "bold red",
+    Outcome.INTERRUPTED: "bold yellow",
     Outcome.SKIPPED: "dim",
     Decision.PASSED: "green",
     Decision.UNDECIDED: "yellow",
@@ -38,13 +39,29 @@ class Theme:
 
 
 UNICODE = Theme(
-    outcomes={"done": "✓", "cached": "✓", "passed": "✓", "refused": "✗", "failed": "✗", "skipped": "-"},
+    outcomes={
+        "done": "✓",
+        "cached": "✓",
+        "passed": "✓",
+        "refused": "✗",
+        "failed": "✗",
+        "interrupted": "✗",
+        "skipped": "-",
+    },
     notice="▲",
     separator=" · ",
     spinner="⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏",
 )
 ASCII = Theme(
-    outcomes={"done": "+", "cached": "=", "passed": "+", "refused": "x", "failed": "x", "skipped": "-"},
+    outcomes={
+        "done": "+",
+        "cached": "=",
+        "passed": "+",
+        "refused": "x",
+        "failed": "x",
+        "interrupted": "x",
+        "skipped": "-",
+    },
     notice="!",
     separator=", ",
     spinner="|/-\\",

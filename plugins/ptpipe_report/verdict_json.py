@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from datetime import datetime
 
 from ptpipe import JSON, ExitCode, Location, Outcome, RunFinished, RunStarted, StageFinished, __version__
@@ -32,18 +32,18 @@ def verdict(started: RunStarted, finished: RunFinished, at: datetime) -> JSON:
             "exit_code": finished.exit_code,
             "ending": ExitCode(finished.exit_code).name.lower(),
             "gates": [_gate(gate, locations) for gate in run_summary.gates(finished.stages)],
-            "failed_stages": _without_result(finished, Outcome.FAILED, locations),
-            "skipped_stages": _without_result(finished, Outcome.SKIPPED, locations),
+            "failed_stages": _without_result(finished, {Outcome.FAILED, Outcome.INTERRUPTED}, locations),
+            "skipped_stages": _without_result(finished, {Outcome.SKIPPED}, locations),
             "deliverables": list(_deliverables(finished)),
         }
     )
 
 
 def _without_result(
-    finished: RunFinished, outcome: Outcome, locations: Mapping[str, Location]
+    finished: RunFinished, outcomes: Collection[Outcome], locations: Mapping[str, Location]
 ) -> list[dict[str, object]]:
     return [
-        {**_stage(stage, locations), "message": stage.message} for stage in finished.stages if stage.outcome is outcome
+        {**_stage(stage, locations), "message": stage.message} for stage in finished.stages if stage.outcome in outcomes
     ]
 
 

@@ -369,7 +369,12 @@ def test_get_names_what_is_not_there(delivered, tmp_path):
 
 @pytest.mark.parametrize(
     ("outcome", "words"),
-    [("failed", ", which failed, has no"), ("skipped", ", which was skipped, has no"), ("done", " has no")],
+    [
+        ("failed", ", which failed, has no"),
+        ("skipped", ", which was skipped, has no"),
+        ("interrupted", ", which was interrupted, has no"),
+        ("done", " has no"),
+    ],
 )
 def test_get_says_how_a_stage_ended_that_delivered_nothing(outcome, words):
     record = {"run_id": "r", "stages": [{"stage_id": "one", "outcome": outcome, "deliverables": []}]}

@@ -73,6 +73,13 @@ def _copy(source: Path, target: Path) -> None:
         raise UsageError(f"cannot write {target}: {error.strerror or error}") from error
 
 
+_WITHOUT_RESULT = {
+    "failed": ", which failed,",
+    "interrupted": ", which was interrupted,",
+    "skipped": ", which was skipped,",
+}
+
+
 def _stage_facts(record: dict[str, Any], stage_id: str) -> dict[str, Any]:
     """Return the record of a stage that has deliverables. Raises UsageError where it has none."""
     stages: dict[str, dict[str, Any]] = {stage["stage_id"]: stage for stage in record["stages"]}
@@ -82,10 +89,7 @@ def _stage_facts(record: dict[str, Any], stage_id: str) -> dict[str, Any]:
         raise UsageError(str(problem))
     if stage_id not in having:
         stages_with = f"stages with deliverables: {', '.join(having)}" if having else "no stage of that run has any"
-        outcome = stages[stage_id]["outcome"]
-        ended = (
-            f", which {outcome}," if outcome == "failed" else f", which was {outcome}," if outcome == "skipped" else ""
-        )
+        ended = _WITHOUT_RESULT.get(stages[stage_id]["outcome"], "")
         raise UsageError(f"stage {stage_id} of run {record['run_id']}{ended} has no deliverables; {stages_with}")
     for name in stages[stage_id]["deliverables"]:
         if PurePosixPath(name).parts[:1] != (stage_id,) or ".." in PurePosixPath(name).parts:

@@ -200,7 +200,7 @@ class _Execution:
             entry, cached = self._result(stage)
             code, reason = judge(stage, entry)
         except (KeyboardInterrupt, Terminated):
-            self._finish(stage, Outcome.FAILED, seconds=time.perf_counter() - start, message="interrupted")
+            self._finish(stage, Outcome.INTERRUPTED, seconds=time.perf_counter() - start, message="interrupted")
             raise
         except BaseException as error:  # noqa: BLE001  # a plugin may raise anything, SystemExit too
             self.exit_code = max(self.exit_code, _exit_code(error), key=_severity)

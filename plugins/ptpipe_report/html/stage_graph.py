@@ -11,7 +11,7 @@ from ptpipe_report.formatting import seconds_text
 from ptpipe_report.html.svg import element, picture, shortened, text
 
 _BOX_WIDTH_PX, _BOX_HEIGHT_PX, _GAP_X_PX, _GAP_Y_PX = 140.0, 38.0, 16.0, 26.0
-_TIMED = ("done", "failed", "refused", "undecided")
+_TIMED = ("done", "failed", "interrupted", "refused", "undecided")
 
 
 def draw_stage_graph(

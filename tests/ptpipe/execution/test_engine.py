@@ -389,7 +389,7 @@ def test_an_interrupt_ends_the_run_in_good_order(project):
     ear = Ear()
     result = project.run(reporters=[ear])
     assert result.exit_code == ExitCode.INTERRUPTED
-    assert project.outcomes(result) == {"one": "done", "bad": "failed", "last": "skipped"}
+    assert project.outcomes(result) == {"one": "done", "bad": "interrupted", "last": "skipped"}
     assert result.stages["bad"].message == "interrupted"
     assert result.stages["last"].message == "the run was interrupted"
     assert ear.ends[0].interrupted
