@@ -6,11 +6,13 @@ import hashlib
 import json
 import os
 import platform
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 CPUINFO = Path("/proc/cpuinfo")
-CGROUP_CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
+CGROUPS = Path("/sys/fs/cgroup")
+PROCESS_CGROUPS = Path("/proc/self/cgroup")
 VNNI_FLAGS = ("avx512_vnni", "avx_vnni")
 """Names of VNNI's two forms among `cpu_flags`: of 512 bits and of 256."""
 _X86 = ("x86_64", "amd64", "i386", "i686", "x86")
@@ -42,7 +44,7 @@ def num_threads() -> int:
 
 
 def usable_cpus() -> int:
-    """Return how many CPUs this process and its children may use: its affinity, at most its container's limit."""
+    """Return how many CPUs this process and its children may use: its affinity, at most the limit of its cgroups."""
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else total_cpus()
     return max(1, min(affinity, _cgroup_cpus() or affinity))
 
@@ -80,12 +82,37 @@ def cpu_flags(cpuinfo: Path = CPUINFO) -> frozenset[str] | None:
 
 
 def _cgroup_cpus() -> int | None:
-    """Return the whole CPUs that a cgroup (version 2) grants; None where no limit can be read."""
+    """Return the whole CPUs that this process's cgroups grant; None where no limit can be read."""
+    granted = (_granted_cpus(folder) for folder in _cgroup_folders())
+    return min((cpus for cpus in granted if cpus is not None), default=None)
+
+
+def _cgroup_folders() -> Iterator[Path]:
+    """Yield the folder of the cgroup that limits CPUs, and of those around it, for versions 1 and 2 (cgroups(7))."""
     try:
-        quota_us, period_us = CGROUP_CPU_MAX.read_text(encoding="ascii").split()
-        return max(1, int(quota_us) // int(period_us))
-    except (OSError, ValueError):  # no such file, or "max 100000": no limit
-        return None
+        lines = PROCESS_CGROUPS.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    except OSError:
+        lines = []
+    yield CGROUPS  # a container's own, wherever it is in the hierarchy of its host
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if not controllers or "cpu" in controllers.split(","):
+            root = CGROUPS / "cpu" if controllers else CGROUPS
+            yield root
+            group = root / path.strip("/")
+            yield from (folder for folder in (group, *group.parents) if root in folder.parents)
+
+
+def _granted_cpus(folder: Path) -> int | None:
+    """Return the whole CPUs that one cgroup grants; None where it has no limit."""
+    for names in (["cpu.max"], ["cpu.cfs_quota_us", "cpu.cfs_period_us"]):
+        try:
+            quota_us, period_us = " ".join((folder / name).read_text(encoding="ascii") for name in names).split()
+            if int(quota_us) > 0:  # -1: no limit
+                return max(1, int(quota_us) // int(period_us))
+        except (OSError, ValueError):  # no such file, or "max 100000": no limit
+            continue
+    return None
 
 
 def _cpuinfo_values(cpuinfo: Path, *names: str) -> list[str]:

@@ -24,7 +24,8 @@ def test_a_machine_is_described_and_fingerprinted():
 def eight_cpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A machine of eight processors; the path of the file that limits it."""
     monkeypatch.setattr(host.os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
-    monkeypatch.setattr(host, "CGROUP_CPU_MAX", tmp_path / "cpu.max")
+    monkeypatch.setattr(host, "CGROUPS", tmp_path)
+    monkeypatch.setattr(host, "PROCESS_CGROUPS", tmp_path / "cgroup")
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     return tmp_path / "cpu.max"
 
@@ -37,6 +38,28 @@ def test_a_containers_limit_counts(eight_cpus: Path, limit: str | None, want: in
     if limit is not None:
         eight_cpus.write_text(limit, encoding="ascii")
     assert host.num_threads() == want
+
+
+@pytest.mark.parametrize(
+    ("groups", "limits", "want"),
+    [
+        ("0::/a.slice/b.service\n", {"a.slice/b.service/cpu.max": "300000 100000"}, 3),
+        ("0::/a.slice/b.service\n", {"a.slice/cpu.max": "200000 100000", "a.slice/b.service/cpu.max": "max 100000"}, 2),
+        ("0::/../other\n", {"cpu.max": "200000 100000"}, 2),
+        ("1:cpu,cpuacct:/d/0\n", {"cpu/d/0/cpu.cfs_quota_us": "250", "cpu/d/0/cpu.cfs_period_us": "50"}, 5),
+        ("1:cpu:/docker/0\n", {"cpu/cpu.cfs_quota_us": "250000", "cpu/cpu.cfs_period_us": "100000"}, 2),
+        ("1:cpu:/\n", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 8),
+        ("1:cpuset:/x\n0::/\n", {"cpu/x/cpu.cfs_quota_us": "100000", "cpu/x/cpu.cfs_period_us": "100000"}, 8),
+    ],
+)  # fmt: skip
+def test_the_limits_of_all_groups_count(eight_cpus: Path, groups: str, limits: dict[str, str], want: int) -> None:
+    """Of the process's own, as systemd and the first version of cgroups have it, and of those around it."""
+    (eight_cpus.parent / "cgroup").write_text(groups, encoding="ascii")
+    for name, text in limits.items():
+        file = eight_cpus.parent / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="ascii")
+    assert host.usable_cpus() == want
 
 
 @pytest.mark.parametrize(("value", "want"), [("3", 3), ("3,2", 3), ("64", 8), ("0", 8), ("", 8), ("many", 8)])

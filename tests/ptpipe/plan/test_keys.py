@@ -174,7 +174,7 @@ def test_the_machine_counts_for_what_was_measured(project, keys, monkeypatch):
 
 def test_thread_and_container_limits_count_for_what_was_measured(project, keys, monkeypatch, tmp_path):
     monkeypatch.setattr("ptpipe.host.os.sched_getaffinity", lambda pid: set(range(8)), raising=False)
-    monkeypatch.setattr("ptpipe.host.CGROUP_CPU_MAX", tmp_path / "cpu.max")
+    monkeypatch.setattr("ptpipe.host.CGROUPS", tmp_path)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     project.write("one: {uses: toy.make}\ntime: {uses: toy.clock}")
     whole = keys()
