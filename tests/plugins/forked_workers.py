@@ -33,7 +33,8 @@ def forked_workers() -> Iterator[None]:
 
 def _launch(config: LaunchConfig, _executable: str) -> Callable[..., Any]:
     def run(*command: str) -> Any:
-        _, _, _, store_url, folder, module, *arguments = command
+        own_arguments = command[command.index(torch_elastic._BOOTSTRAP) + 1 :]
+        _, store_url, folder, module, *arguments = own_arguments
         launched = elastic_launch(replace(config, start_method="forkserver"), start)
         return launched(dict(os.environ), store_url, folder, module, arguments)
 

@@ -36,7 +36,7 @@ class FiniteFloatRange(click.FloatRange):
     """A number within bounds that is neither infinite nor NaN, which compares with no bound."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Return the number."""
+        """Return the number. `value`: what was written; `param`, `ctx`: of click, for errors."""
         number: float = super().convert(value, param, ctx)
         if not math.isfinite(number):
             self.fail(f"{value} is not a finite number", param, ctx)
