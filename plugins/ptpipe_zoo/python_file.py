@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from ptpipe import Context, StageError
-from ptpipe_torch import Data, FunctionRef, Model, seeded
+from ptpipe_torch import Data, DatasetInfo, FunctionRef, Model, seeded
 from ptpipe_torch.errors import first_line
 from ptpipe_torch.model.example_inputs import copies, zeros
 from ptpipe_torch.model.outputs import describe, named_outputs, specs_of, with_outputs
@@ -19,12 +19,14 @@ from ptpipe_torch.model.signature import Signature
 from ptpipe_torch.python_file import own_errors, seeded_everywhere
 from ptpipe_torch.random_outputs import random_draws
 from ptpipe_zoo import nets, weights
+from ptpipe_zoo.input_checks import check_ids, padding_dependence, refuses_ids
 
 if TYPE_CHECKING:
     from ptpipe_zoo.config import PythonModelConfig
 
 _SQUASHING = {"SoftmaxBackward0": "softmax", "SigmoidBackward0": "sigmoid"}
 """Operators that make probabilities of logits, by the name of their gradient."""
+_MAX_NAMES = 10
 _VIEWS = ("SqueezeBackward", "UnsqueezeBackward", "ViewBackward", "UnsafeViewBackward", "ReshapeAliasBackward")
 
 
@@ -40,8 +42,14 @@ def build_model(config: PythonModelConfig, ctx: Context, data: Data) -> Model:
         path = Path(config.weights_file).expanduser()
         weights.load_state(network, weights.read_weights(path), str(path))
     inputs = _inputs(data)
-    signature = _signature(network, inputs, data.info.signature, file, maker)
-    outputs = _call(network, inputs, signature, file, maker)
+    try:
+        signature = _signature(network, inputs, data.info, file, maker)
+        outputs = _call(network, inputs, signature, file, maker, data.info)
+    except StageError as error:
+        if refuses_ids(error.__cause__):
+            check_ids(network, inputs, data.info, file)
+        raise
+    check_ids(network, inputs, data.info, file)
     if "logits" in outputs and (name := _squashing_operator(outputs["logits"])) is not None:
         ctx.notice(
             f"{maker}: the network ends in {name}, but its task takes logits, which are what comes before {name}: "
@@ -49,10 +57,11 @@ def build_model(config: PythonModelConfig, ctx: Context, data: Data) -> Model:
         )
     if reason := _fails_alone(network, inputs, signature, maker):
         ctx.notice(f"{maker}: {reason}")
-    if reason := random_draws(network, inputs):
+    # Random outputs differ with the padding, too.
+    if reason := random_draws(network, inputs) or padding_dependence(network, inputs, data.info, signature):
         ctx.notice(f"{maker}: {reason}")
     model = nets.with_signature(reference, network, signature, ctx)
-    _check_rebuilt(_call(model.build(), inputs, signature, file, maker), outputs, maker)
+    _check_rebuilt(_call(model.build(), inputs, signature, file, maker, data.info), outputs, maker)
     return model
 
 
@@ -74,9 +83,10 @@ def _inputs(data: Data) -> tuple[torch.Tensor, ...]:
 
 
 def _signature(
-    network: nn.Module, inputs: Sequence[torch.Tensor], needed: Signature, file: Path, maker: str
+    network: nn.Module, inputs: Sequence[torch.Tensor], info: DatasetInfo, file: Path, maker: str
 ) -> Signature:
     """Return what the data set needs; for an unlabeled one, with the outputs that the network has."""
+    needed = info.signature
     if needed.outputs:
         return needed
     calls = (inputs, [tensor[:1] for tensor in inputs])
@@ -89,30 +99,38 @@ def _signature(
 
 def _returned(network: nn.Module, inputs: Sequence[torch.Tensor], signature: Signature, file: Path) -> Any:
     """Return what a network in eval mode returns."""
-    remedy = ": let it take such inputs, or let the data stage give others"
-    with seeded(0), own_errors(file, f"the network, called with {_described(signature)},", remedy):
+    named = zip(signature.inputs, inputs, strict=True)
+    called_with = ", ".join(f"{spec.name} {tuple(tensor.shape)} {spec.dtype}" for spec, tensor in named)
+    remedy = ": let it take such inputs, in batches of any size, or let the data stage give others"
+    with seeded(0), own_errors(file, f"the network, called with {called_with},", remedy):
         return network.eval()(*copies(inputs))
 
 
-def _described(signature: Signature) -> str:
-    return ", ".join(str(spec) for spec in signature.inputs)
-
-
 def _call(
-    network: nn.Module, inputs: Sequence[torch.Tensor], signature: Signature, file: Path, maker: str
+    network: nn.Module, inputs: Sequence[torch.Tensor], signature: Signature, file: Path, maker: str, info: DatasetInfo
 ) -> Mapping[str, torch.Tensor]:
     """Return the outputs of a network in eval mode. Raises StageError where they don't fit the data set."""
     returned = _returned(network, inputs, signature, file)
     try:
         outputs = named_outputs(returned, signature.outputs)
     except StageError as error:
-        raise StageError(f"{maker}: {error}, for {_described(signature)}") from error
+        given = ", ".join(map(str, signature.inputs))
+        raise StageError(f"{maker}: {error}, for {given}{_names(returned, info)}") from error
     for spec in signature.outputs:
         if str(outputs[spec.name].dtype) != f"torch.{spec.dtype}":
             raise StageError(
                 f"{maker}: the network returns {spec.name} as {outputs[spec.name].dtype}, not {spec.dtype}"
             )
     return outputs
+
+
+def _names(returned: Any, info: DatasetInfo) -> str:
+    """Return what the numbers of a single output stand for, to end an error about their number."""
+    words = [word for name in info.task.meanings for word in info.task.meanings[name]]
+    if not words or not isinstance(returned, torch.Tensor):
+        return ""
+    shown = ", ".join(words[:_MAX_NAMES]) + (", ..." if len(words) > _MAX_NAMES else "")
+    return f"; {info.name} has {len(words)} {'classes' if info.task.class_scores else 'targets'}: {shown}"
 
 
 def _fails_alone(network: nn.Module, inputs: Sequence[torch.Tensor], signature: Signature, maker: str) -> str | None:

@@ -15,8 +15,10 @@ from torch import nn
 
 from ptpipe import IntegrityError, StageError
 from ptpipe.testing import Bench
-from ptpipe_torch import Data, FunctionRef, Model, Recipe
+from ptpipe_torch import Classification, Data, FunctionRef, Model, Recipe
 from ptpipe_zoo import PythonModelConfig, python_model
+
+from ...texts import TAGS, text_data
 
 pytest_plugins = ["ptpipe.testing"]
 
@@ -94,6 +96,26 @@ class Hidden(nn.Module):
         self.layer, self.factors = nn.Linear(144, 5), torch.randn(5)
 
     def forward(self, x): return self.layer(x.flatten(1)) * self.factors
+"""
+TEXTS = """
+from torch import nn
+
+class Texts(nn.Module):
+    def __init__(self, vocabulary_size, num_outputs, pooling):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(vocabulary_size, 16), nn.Linear(16, num_outputs)
+        self.pooling = pooling
+
+    def forward(self, tokens):
+        is_token = (tokens != 0).unsqueeze(2)
+        if self.pooling == "masked":
+            return self.head((self.embedding(tokens) * is_token).sum(1) / is_token.sum(1).clamp(min=1))
+        embedded = self.embedding(tokens)
+        return self.head(embedded.mean(1) if self.pooling else embedded)
+
+def averaged(vocabulary_size=40): return Texts(vocabulary_size, 2, "mean")
+def masked(): return Texts(40, 2, "masked")
+def token_states(): return Texts(40, 5, None)
 """
 BLOCKS = """
 from torch import nn
@@ -241,8 +263,48 @@ def test_shapes_are_those_of_the_data(ctx: Any, make_data: Any, mine: Path) -> N
         "mine.py: make_net(): the network returns logits of shape (2, 6); it must return logits (batch, 5) float32, "
         "for images (batch, 1, 12, 12) float32"
     )
-    with pytest.raises(StageError, match=r"the network, called with images \(batch, 1, 8, 8\) float32, raised Runtime"):
+    with pytest.raises(
+        StageError, match=r"the network, called with images \(2, 1, 8, 8\) float32, raised RuntimeError"
+    ):
         python_model(config(), ctx, make_data((1, 8, 8)))
+
+
+def test_a_wrong_number_of_outputs_lists_the_classes(ctx: Any, make_data: Any, mine: Path) -> None:
+    data = make_data(num_classes=12)
+    task = Classification(class_names=tuple(f"k{number}" for number in range(12)))
+    named = Data(replace(data.info, task=task), data.splits)
+    with pytest.raises(StageError) as raised:
+        python_model(config(), ctx, named)
+    assert str(raised.value).endswith("float32; noise has 12 classes: k0, k1, k2, k3, k4, k5, k6, k7, k8, k9, ...")
+    with pytest.raises(StageError, match=r"a dict of boxes, embedding; .* float32$"):
+        python_model(config("several"), ctx, named)
+
+
+@pytest.mark.parametrize(
+    ("function", "data", "num"),
+    [
+        ("averaged", text_data(), 1),
+        ("averaged", text_data(padded=True), 0),
+        ("masked", text_data(), 0),
+        ("token_states", text_data(TAGS), 0),
+    ],
+)
+def test_a_network_that_reads_padding_is_reported(
+    bench: Bench, mine: Path, function: str, data: Data, num: int
+) -> None:
+    mine.write_text(TEXTS)
+    bench.run(python_model, {"file": "mine.py", "function": function}, data=data)
+    assert len(bench.notices) == num
+    assert not num or bench.notices[0].endswith("mask the padding (tokens != 0)")
+
+
+def test_too_small_an_embedding_is_found_before_training(ctx: Any, mine: Path) -> None:
+    mine.write_text(TEXTS)
+    for vocabulary_size in (30, 39):  # too small for the first texts, and for others alone
+        with pytest.raises(
+            StageError, match=r"called with the largest id of tokens, raised IndexError: .*\(mine.py:14: embedded"
+        ):
+            python_model(config("averaged", arguments={"vocabulary_size": vocabulary_size}), ctx, text_data())
 
 
 @pytest.mark.parametrize("prefix", ["", "module."])
