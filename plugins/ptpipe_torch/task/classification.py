@@ -66,6 +66,7 @@ class Classification(ClassTask):
 
     def losses(self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Cross-entropy, weighted by class and focal where the facts say so."""
+        import torch
         from torch.nn.functional import cross_entropy
 
         logits_BK, labels_B = outputs["logits"].float(), targets["labels"]
@@ -73,8 +74,7 @@ class Classification(ClassTask):
         if self.class_weights:
             losses_B = losses_B * constant(self.class_weights, labels_B.device)[labels_B]
         if self.focal_gamma:
-            probability_B = logits_BK.softmax(1).gather(1, labels_B[:, None])[:, 0]
-            losses_B = losses_B * (1 - probability_B) ** self.focal_gamma
+            losses_B = losses_B * torch.exp(self.focal_gamma * _log_of_others(logits_BK, labels_B))
         return losses_B
 
     def teacher_losses(
@@ -161,6 +161,14 @@ class Classification(ClassTask):
 
     def with_label_smoothing(self, label_smoothing: float) -> Self:
         return self.model_copy(update={"label_smoothing": label_smoothing})
+
+
+def _log_of_others(logits_BK: torch.Tensor, labels_B: torch.Tensor) -> torch.Tensor:
+    """Return log(1 - p), p: probability of the label; (B,). Finite also where p rounds to 1, as is its gradient."""
+    import torch
+
+    without_label_BK = logits_BK.scatter(1, labels_B[:, None], torch.finfo(logits_BK.dtype).min)
+    return without_label_BK.logsumexp(1) - logits_BK.logsumexp(1)
 
 
 def label_ranks(logits_BK: torch.Tensor, labels_B: torch.Tensor) -> torch.Tensor:

@@ -273,6 +273,28 @@ def test_weights_of_classes_and_the_focal_loss() -> None:
     torch.testing.assert_close(focal.losses(*arguments), plain_B * (1 - torch.exp(-plain_B)) ** 2)
 
 
+@pytest.mark.parametrize("gamma", [0.2, 0.5, 1.0, 2.0])
+@pytest.mark.parametrize("num_classes", [1, 2, 5])
+def test_the_focal_loss_has_a_gradient_wherever_the_network_is_sure(gamma: float, num_classes: int) -> None:
+    task = Classification(class_names=tuple(map(str, range(num_classes))), focal_gamma=gamma)
+    for scale in (1.0, 5.0, 30.0, 200.0, 1e30):
+        logits_BK = scale * torch.randn(40, num_classes, generator=torch.Generator().manual_seed(1))
+        labels_B = logits_BK.argmax(1)
+        labels_B[::3] = 0
+        found_BK = logits_BK.clone().requires_grad_()
+        found_B = task.losses({"logits": found_BK}, {"labels": labels_B})
+        found_B.sum().backward()
+        assert found_B.isfinite().all() and found_BK.grad is not None and found_BK.grad.isfinite().all()
+        if scale > 5 or num_classes == 1:
+            continue  # 1 - p is 0 in float64 too
+        expected_BK = logits_BK.double().requires_grad_()
+        plain_B = cross_entropy(expected_BK, labels_B, reduction="none")
+        expected_B = plain_B * (1 - torch.exp(-plain_B)) ** gamma
+        expected_B.sum().backward()
+        torch.testing.assert_close(found_B.double(), expected_B, rtol=1e-5, atol=1e-7)
+        torch.testing.assert_close(found_BK.grad.double(), expected_BK.grad, rtol=1e-5, atol=1e-6)
+
+
 def test_f1_of_the_positive_class_is_the_primary_metric() -> None:
     rng = np.random.default_rng(5)
     labels_N, predicted_N = rng.integers(0, 2, 200), rng.integers(0, 2, 200)
