@@ -5,8 +5,9 @@ Shape legend: N samples, K classes of a classification.
 
 from __future__ import annotations
 
+import csv
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -17,7 +18,9 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-_ARRAYS, _METRICS = "predictions.safetensors", "predictions.json"
+_ARRAYS, _METRICS, _TABLE = "predictions.safetensors", "predictions.json", "predictions.csv"
+_COLUMNS = {"labels": "label", "targets": "target", "prediction": "prediction", "score": "score"}
+"""Of the table, by the name of the array."""
 _MAX_ID_BYTES = 4 << 30
 """Of all ids as an array, where each takes as much as the longest: one long id among many short ones is a bomb."""
 
@@ -37,7 +40,7 @@ class Predictions(Artifact):
     columns predictions), and the origin: `data`, `split`, `format`."""
 
     def save(self, folder: Path) -> None:
-        """Write the arrays as safetensors, ids and metrics as JSON."""
+        """Write the arrays as safetensors, ids and metrics as JSON, and as CSV what other programs read of them."""
         import numpy as np
         from safetensors.numpy import save_file
 
@@ -46,6 +49,41 @@ class Predictions(Artifact):
         # JSON keeps ids that are not valid UTF-8 (file names may be any bytes) and is as small as padded strings.
         content = {"ids": self.ids.tolist(), "metrics": dict(self.metrics)}
         (folder / _METRICS).write_text(json.dumps(content, separators=(",", ":"), allow_nan=False), encoding="utf-8")
+        if (columns := self._columns()) is not None:
+            # An id that is no UTF-8 is shown with escapes.
+            with (folder / _TABLE).open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
+                writer = csv.writer(file, lineterminator="\n")
+                writer.writerow(["id", *columns])
+                writer.writerows(zip(self.ids.tolist(), *columns.values(), strict=True))
+
+    def _columns(self) -> dict[str, list[Any]] | None:
+        """Return what is known and predicted of each sample; None where that is more than a few named numbers."""
+        columns: dict[str, list[Any]] = {}
+        for name, column in _COLUMNS.items():
+            array = self.arrays.get(name)
+            if array is None:
+                continue
+            if array.ndim == 1:
+                columns[column] = self._cells(array)
+            elif array.shape[1:] == (len(self._parts),):
+                parts = [f"{column}_{part}" for part in self._parts] if len(self._parts) > 1 else [column]
+                columns |= {part: self._cells(array[:, number]) for number, part in enumerate(parts)}
+            else:
+                return None
+        return columns if "prediction" in self.arrays else None
+
+    @property
+    def _parts(self) -> list[str]:
+        """The names of the labels or targets that each sample has."""
+        rows = self.metrics.get("per_label", self.metrics.get("per_target"))
+        return [str(row["name"]) for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+
+    def _cells(self, array_N: npt.NDArray[Any]) -> list[Any]:
+        """Return a column's values: names of classes, and the shortest decimals that give a float back."""
+        names = self.metrics.get("class_names")
+        if isinstance(names, list) and array_N.dtype.kind == "i":
+            return [names[number] for number in array_N.tolist()]
+        return [str(number) for number in array_N] if array_N.dtype.kind == "f" else array_N.tolist()
 
     @classmethod
     def load(cls, folder: Path) -> Self:
@@ -67,6 +105,10 @@ class Predictions(Artifact):
             if array.shape[:1] != (len(ids),):
                 raise IntegrityError(f"{folder}: {name} has the shape {array.shape} for {len(ids)} samples")
         return cls(ids, arrays, metrics)
+
+    @classmethod
+    def deliverables(cls, folder: Path) -> Iterable[str]:
+        return [_TABLE] if (folder / _TABLE).exists() else []
 
     def summary(self) -> dict[str, JSON]:
         """The metrics that are single numbers or strings."""

@@ -1,15 +1,17 @@
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ptpipe import IntegrityError
-from ptpipe_torch import Predictions
+from ptpipe_torch import Classification, MultiLabel, Predictions, Regression, Task
 
 
 def predictions(ids: list[str], num_classes: int = 3) -> Predictions:
@@ -27,7 +29,7 @@ def predictions(ids: list[str], num_classes: int = 3) -> Predictions:
 
 
 def again(kept: Predictions, folder: Path) -> Predictions:
-    folder.mkdir()
+    folder.mkdir(parents=True)
     kept.save(folder)
     return Predictions.load(folder)
 
@@ -103,3 +105,77 @@ def test_what_another_task_keeps_comes_back(tmp_path: Path) -> None:
     }
     kept = Predictions(np.array(["a", "b"]), arrays)
     assert_same(again(kept, tmp_path / "p"), kept)
+
+
+def table_of(kept: Predictions, folder: Path) -> list[list[str]] | None:
+    """Return the rows of the table that is delivered."""
+    loaded = again(kept, folder)
+    if not list(Predictions.deliverables(folder)):
+        return None
+    with (folder / "predictions.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.reader(file))
+    (folder.parent / "saved").mkdir()
+    loaded.save(folder.parent / "saved")
+    assert (folder.parent / "saved" / "predictions.csv").read_bytes() == (folder / "predictions.csv").read_bytes()
+    return rows
+
+
+def test_classes_are_delivered_by_name(tmp_path: Path) -> None:
+    task = Classification(class_names=("ham", 'sp,"am'))
+    outputs = {"logits": torch.tensor([[2.0, 1.0], [0.0, 1.0], [5.0, 1.0]])}
+    targets = {"labels": torch.tensor([0, 1, 1])}
+    ids = ["a,\n1", "größe", "\udcff"]
+    assert table_of(answered(task, outputs, targets, ids), tmp_path / "p") == [
+        ["id", "label", "prediction", "score"],
+        ["a,\n1", "ham", "ham", "1.0"],
+        ["größe", 'sp,"am', 'sp,"am', "1.0"],
+        ["\\udcff", 'sp,"am', "ham", "0.0"],
+    ]
+
+
+def test_numbers_are_delivered_by_target(tmp_path: Path) -> None:
+    targets = {"targets": torch.tensor([[0.1], [1e10]])}
+    task = Regression(target_names=("price",), mean=(0.0,), std=(1.0,))
+    rows = table_of(answered(task, {"predictions": torch.tensor([[0.1], [-2.0]])}, targets), tmp_path / "one" / "p")
+    assert rows is not None and [row[:3] for row in rows] == [
+        ["id", "target", "prediction"], ["0", "0.1", "0.1"], ["1", "1e+10", "-2.0"],
+    ]  # fmt: skip
+    task = Regression(target_names=("price", "age"), mean=(0.0, 0.0), std=(1.0, 1.0))
+    pairs = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    rows = table_of(answered(task, {"predictions": pairs + 1}, {"targets": pairs}), tmp_path / "two" / "p")
+    assert rows is not None and rows[:2] == [
+        ["id", "target_price", "target_age", "prediction_price", "prediction_age", "score"],
+        ["0", "1.0", "2.0", "2.0", "3.0", "-1.0"],
+    ]
+
+
+def test_labels_are_delivered_by_name(tmp_path: Path) -> None:
+    task = MultiLabel(label_names=("cat", "dog"))
+    labels = torch.tensor([[1, 0], [1, 1]])
+    rows = table_of(answered(task, {"logits": labels - 0.5}, {"labels": labels.float()}), tmp_path / "p")
+    assert rows == [
+        ["id", "label_cat", "label_dog", "prediction_cat", "prediction_dog", "score"],
+        ["0", "1", "0", "1", "0", "1.0"],
+        ["1", "1", "1", "1", "1", "1.0"],
+    ]
+
+
+def test_what_is_more_than_a_few_numbers_is_not_delivered(tmp_path: Path) -> None:
+    maps = Predictions(np.array(["a"]), {"prediction": np.zeros((1, 4, 4), np.uint8), "score": np.ones(1)})
+    tokens = Predictions(
+        np.array(["a"]), {"prediction": np.zeros((1, 4), np.int64)}, {"per_class": [], "class_names": []}
+    )
+    embeddings = Predictions(np.array(["a"]), {"embedding": np.zeros((1, 4), np.float32)})
+    for number, kept in enumerate((maps, tokens, embeddings)):
+        assert table_of(kept, tmp_path / str(number)) is None
+
+
+def answered(
+    task: Task, outputs: dict[str, torch.Tensor], targets: dict[str, torch.Tensor], ids: list[str] | None = None
+) -> Predictions:
+    """Return what eval.predict makes of outputs."""
+    num = len(next(iter(targets.values())))
+    arrays = {name: of.numpy() for name, of in task.samples(outputs, targets).items()}
+    sums = {name: of.numpy() for name, of in task.sums(outputs, targets).items()}
+    named = np.array(ids or [str(number) for number in range(num)])
+    return Predictions(named, arrays, task.figures(sums, num))
