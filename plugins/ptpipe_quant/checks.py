@@ -102,7 +102,9 @@ def _requires_ranges(state: _State) -> str | None:
     return f"needs a model whose observers have seen data: put {missing} between {state.stage} and this"
 
 
-def _requires_observed_ranges(state: _State) -> str | None:
+def _requires_trainable(state: _State) -> str | None:
+    if state.is_int8:
+        return f"trains float and prepared models, but {state.stage} ({state.kind}) has already made it int8"
     if not state.needs_calibration:
         return None
     return (
@@ -130,7 +132,7 @@ def _requires_calibrated(state: _State) -> str | None:
 _REQUIREMENTS = {
     "export.onnx": _requires_converted,
     "export.executorch": _requires_converted,
-    "train.supervised": _requires_observed_ranges,
+    "train.supervised": _requires_trainable,
     "quant.tune": _requires_float,
     "quant.dynamic": _requires_float,
     "quant.prepare": _requires_float,

@@ -1,4 +1,4 @@
-"""Stage `train.supervised`: train a network on labelled images. Importing this imports neither torch nor numpy."""
+"""Stage `train.supervised`: train a network for any task. Importing this imports neither torch nor numpy."""
 
 from __future__ import annotations
 
@@ -31,11 +31,12 @@ def _num_workers(config: TrainConfig) -> int:
 
 @stage("train.supervised", packages=("torch", "numpy"), preflight=_find_missing, workers=_num_workers)
 def train(config: TrainConfig, ctx: Context, model: Model, data: Data, teacher: Model | None = None) -> Model:
-    """Train a classifier on the train split and evaluate it on the val split after each epoch.
+    """Train a network on the train split and evaluate it on the val split after each epoch.
 
-    Takes a float model, or one prepared by quant.prepare_qat. The loss is cross-entropy, averaged over all samples
-    of an optimizer step: 4 accumulated batches of 16 give the same step as one of 64 (except for batch norm, which
-    sees one batch at a time). The order of samples depends on the seed and the epoch alone; dropout on the seed.
+    Takes a float model, or one prepared by quant.prepare_qat. The loss is that of the data set's task (of classes:
+    cross-entropy), averaged over all samples of an optimizer step: 4 accumulated batches of 16 give the same step as
+    one of 64 (except for batch norm, which sees one batch at a time). The order of samples depends on the seed and the
+    epoch alone; dropout on the seed.
 
     A training that was killed resumes from its last checkpoint when it is started again, and ends with the same
     weights, bit for bit, as an uninterrupted one on the same machine with the same number of threads. Val is evaluated

@@ -61,7 +61,7 @@ class EarlyStopping(StageConfig):
     min_delta: float = Field(0.0, ge=0, description="minimum change of the metric that counts as an improvement")
     metric: Annotated[str, AfterValidator(_not_renamed)] = Field(
         "val_loss",
-        pattern="^val_[a-z][a-z0-9_]*$",
+        pattern=r"^val_\w+$",
         description="the monitored metric: val_loss, or val_ and any metric of the data set's task, such as "
         "val_accuracy of a classification; the task knows whether higher is better",
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -103,6 +104,18 @@ class TrainingMonitor:
     def steps_done(self, progress: TrainingProgress) -> int:
         """Return the number of completed steps of all epochs."""
         return progress.epoch * self.plan.steps_per_epoch + progress.step
+
+    def check_figures(self, figures: Mapping[str, float], step: int) -> None:
+        """Raise StageError where a figure of val isn't finite after a step: if the loss is, the metric is to blame."""
+        for name, value in figures.items():
+            if math.isfinite(value):
+                continue
+            if not math.isfinite(figures.get("loss", math.nan)):
+                raise self.not_finite(f"the {name} on val became {value}", step)
+            raise StageError(
+                f"the metric {name} became {value} on val, where the loss is {figures['loss']:.3g}: its function is "
+                "not finite for some samples, as where it divides by a target of 0"
+            )
 
     def not_finite(self, what: str, step: int) -> StageError:
         """Return the error that names the step and possible remedies."""

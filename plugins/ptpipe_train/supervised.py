@@ -50,6 +50,7 @@ from ptpipe_train.sparsity import KeptZeros, PruningSchedule, pruned_weights, wi
 from ptpipe_train.state import TrainingState
 from ptpipe_train.step_times import PARTS, Utilization
 from ptpipe_train.steps import StepPlan
+from ptpipe_train.trivial_answer import no_better_than_trivial
 
 if TYPE_CHECKING:
     from ptpipe_train.config import EarlyStopping, TrainConfig
@@ -133,8 +134,8 @@ def _check(config: TrainConfig, ctx: Context, model: Model, data: Data, batch_si
     except ValueError as error:
         raise StageError(str(error)) from None
     if model.recipe.convert:
-        converts = ", ".join(ref.address for ref in model.recipe.convert)
-        raise StageError(f"an int8 model can't be trained (it was converted by {converts}): train the prepared model")
+        name = ctx.input_names.get("model", ("the model",))[0]
+        raise StageError(f"{name} is quantized (int8): train it before quant.convert or quant.dynamic")
     data.info.check_fit("the model", model.signature, retrained=True)
     if config.parallel.mode in PIPELINED:
         check_pipelined(config.parallel.mode, model.signature)
@@ -290,9 +291,7 @@ class Training:
         if len(self.loop.data.splits["val"]):
             pass_size = strategy.pass_size(plan.batch_size)
             figures = evaluate(strategy.module, self.loop.data, "val", strategy.settings, pass_size, strategy.workers)
-            for name, value in figures.items():
-                if not math.isfinite(value):
-                    raise self.monitor.not_finite(f"the {name} on val became {value}", last_step)
+            self.monitor.check_figures(figures, last_step)
             metrics |= {f"val_{name}": value for name, value in figures.items()}
         if self.state.best and self.state.zeros.are_all(last_step):  # fewer zeros make no better model
             self.state.best.update(metrics, strategy.module)
@@ -309,10 +308,12 @@ class Training:
             raise self.monitor.not_finite("weights became nan or inf", self.monitor.steps_done(self.state.progress) - 1)
 
     def report(self) -> None:
-        """Record the metrics of the delivered model and of the training."""
+        """Record the metrics of the delivered model and of the training. Report one that learned nothing."""
         progress, plan, strategy, best = self.state.progress, self.loop.plan, self.loop.strategy, self.state.best
         delivered = progress.history[-1 - (best.epochs_since if best else 0)]
         metrics: dict[str, JSON] = {name: value for name, value in delivered.items() if name not in ("epoch", "lr")}
+        if reason := no_better_than_trivial(self.loop.data, metrics):
+            self.ctx.notice(reason)
         if best:
             metrics |= {"best_epoch": delivered["epoch"], "stopped_early": progress.epoch < plan.epochs}
         if self.choice.precision == "fp16":

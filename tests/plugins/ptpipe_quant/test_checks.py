@@ -149,6 +149,17 @@ def test_an_order_that_works(tmp_path, stages) -> None:
             "small: needs a float model, but static (quant.prepare) has already prepared it",
         ),
         (
+            [*STATIC, "tuned: {uses: train.supervised, needs: {model: int8}}"],
+            "tuned: trains float and prepared models, but int8 (quant.convert) has already made it int8",
+        ),
+        (
+            [
+                "small: {uses: quant.dynamic, needs: {model: net}}",
+                "tuned: {uses: train.supervised, needs: {model: small}}",
+            ],
+            "tuned: trains float and prepared models, but small (quant.dynamic) has already made it int8",
+        ),
+        (
             [*QAT, "static: {uses: quant.prepare, needs: {model: int8}}"],
             "static: needs a float model, but int8 (quant.convert) has already made it int8",
         ),

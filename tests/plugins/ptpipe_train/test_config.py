@@ -63,6 +63,7 @@ def test_every_option_is_described(model: type[BaseModel]) -> None:
         ),
         ({"early_stopping": {"metric": "loss"}}, ("early_stopping", "metric"), "should match pattern"),
         ({"early_stopping": {"metric": "val_"}}, ("early_stopping", "metric"), "should match pattern"),
+        ({"early_stopping": {"metric": "val_f1 score"}}, ("early_stopping", "metric"), "should match pattern"),
         ({"early_stopping": {"patience": 0}}, ("early_stopping", "patience"), "greater than or equal to 1"),
         ({"learning_rate": 0.1}, ("learning_rate",), "Extra inputs"),
         ({"checkpoint_every_s": 0}, ("checkpoint_every_s",), "greater than 0"),
@@ -87,6 +88,12 @@ def test_refuses_wrong_options(options: dict[str, Any], place: tuple[str, ...], 
 def test_a_config_with_its_defaults_filled_in_is_valid_again(options: dict[str, Any]) -> None:
     made = config(**options)
     assert TrainConfig.model_validate_json(made.model_dump_json(), strict=True) == made
+
+
+@pytest.mark.parametrize("metric", ["val_loss", "val_SMAPE", "val__mape", "val_2nd", "val_größe"])
+def test_early_stopping_monitors_any_function(metric: str) -> None:
+    stopping = config(early_stopping={"metric": metric}).early_stopping
+    assert stopping is not None and stopping.metric == metric
 
 
 def test_a_warmup_is_steps_or_a_fraction_by_its_type() -> None:

@@ -3,6 +3,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,6 +29,7 @@ from ptpipe_torch import (
     builder,
     transform,
 )
+from ptpipe_torch.task.own_functions import OwnFunction, OwnFunctionsTask
 from ptpipe_train import supervised
 from ptpipe_train.config_parallel import Parallel
 from ptpipe_train.device import DeviceSettings
@@ -289,7 +292,9 @@ def test_the_step_of_a_bad_loss_is_named_though_losses_are_read_now_and_then(
 def test_refuses_what_can_not_be_trained(lab: Lab) -> None:
     model, data = lab.make_model(), lab.make_data()
     int8 = model.with_recipe(convert=(FunctionRef.to(eight_bits),))
-    with pytest.raises(StageError, match=r"int8 model can't be trained .*:eight_bits"):
+    with pytest.raises(
+        StageError, match=r"^the model is quantized \(int8\): train it before quant.convert or quant.dyn"
+    ):
         lab.train(int8, data)
     with pytest.raises(StageError, match=r"returns logits \(batch, 7\) .*; quadrants needs logits \(batch, 4\)"):
         lab.train(model.with_recipe(signature=classifier((1, 8, 8), 7)), data)
@@ -314,6 +319,40 @@ def test_a_metric_to_monitor_that_the_task_has_not_is_refused_at_the_start(lab: 
         lab.train(lab.make_model(), lab.make_data(40, 8), early_stopping={"metric": metric})
     assert str(caught.value) == f"early_stopping.metric: quadrants has no metric {metric!r} ({hint})"
     assert lab.events == []
+
+
+OWN = """
+import torch
+
+def inverse(outputs, targets): return 1 / targets
+def LogError(outputs, targets): return torch.log(targets * 0 + 2)
+"""
+
+
+def measured(lab: Lab, file: Path, function: str) -> Data:
+    """Images whose network is measured by a function of a file."""
+    file.write_text(OWN)
+    data = lab.make_data(40, 8)
+    reference = FunctionRef.in_file(file, function, {})
+    metric = OwnFunction(address=reference.address, source=reference.source)
+    task = OwnFunctionsTask(base=data.info.task.to_json(), metric=metric, higher_is_better=False)
+    own = task.with_source_functions([f"{file}:{function}"])
+    return Data(replace(data.info, task=own), data.splits, data.loader)
+
+
+def test_a_metric_that_is_not_finite_is_no_fault_of_the_training(lab: Lab, tmp_path: Path) -> None:
+    data = measured(lab, tmp_path / "own.py", "inverse")
+    assert 0 in labels_of(data.splits["val"])
+    with pytest.raises(
+        StageError, match=r"^the metric inverse became inf on val, where the loss is 1\.\d+: its function"
+    ):
+        lab.train(lab.make_model(), data, epochs=1)
+
+
+def test_a_metric_of_any_name_is_monitored(lab: Lab, tmp_path: Path) -> None:
+    data = measured(lab, tmp_path / "own.py", "LogError")
+    trained = lab.train(lab.make_model(), data, epochs=2, early_stopping={"metric": "val_LogError"})
+    assert trained.metrics["val_LogError"] == pytest.approx(math.log(2))
 
 
 def test_the_figures_of_an_epoch_are_those_of_the_task(lab: Lab) -> None:
