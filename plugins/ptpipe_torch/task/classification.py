@@ -159,6 +159,15 @@ class Classification(ClassTask):
                     f"split {split} has the label {label}; classes are numbered 0 to {self.num_classes - 1}"
                 )
 
+    def trivial_answer(self, targets: Mapping[str, Column]) -> tuple[str, float] | None:
+        """The most frequent class; None where its accuracy is not what is wanted."""
+        import numpy as np
+
+        if self.positive_class is not None or self.class_weights:
+            return None
+        labels_N = targets["labels"].values()
+        return "the most frequent class", np.bincount(labels_N).max() / len(labels_N)
+
     def with_label_smoothing(self, label_smoothing: float) -> Self:
         return self.model_copy(update={"label_smoothing": label_smoothing})
 

@@ -167,6 +167,10 @@ class OwnFunctionsTask(Task):
     def check_targets(self, split: str, targets: Mapping[str, Column]) -> None:
         self.task.check_targets(split, targets)
 
+    def trivial_answer(self, targets: Mapping[str, Column]) -> tuple[str, float] | None:
+        """The task's, unless the primary metric is the user's."""
+        return self.task.trivial_answer(targets) if self.metric is None else None
+
     def with_label_smoothing(self, label_smoothing: float) -> Self:
         if label_smoothing and self.loss is not None:
             raise StageError(f"label_smoothing: the loss is {self.loss.name}, a function of your own: smooth there")

@@ -222,6 +222,10 @@ class Regression(Task):
             row, number = np.argwhere(~finite)[0][:2]
             raise StageError(f"split {split} has a {self.target_names[number]} that is not finite, in sample {row}")
 
+    def trivial_answer(self, targets: Mapping[str, Column]) -> tuple[str, float] | None:
+        """The mean, whose R2 is 0."""
+        return ("the mean", 0.0) if self.data_range is None else None
+
     def _of_targets(self, numbers_T: Iterable[float], like: torch.Tensor) -> torch.Tensor:
         """Return a number for each target, as `like`, (B, T, ...), is divided by them or less them."""
         ones = (1,) * len(self.positions)

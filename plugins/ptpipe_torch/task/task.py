@@ -176,6 +176,13 @@ class Task(Facts, ABC):
     def check_targets(self, split: str, targets: Mapping[str, Column]) -> None:  # any value may be right
         """Raise StageError where one of `targets`, columns of `split`, has a value that it can't have."""
 
+    def trivial_answer(self, targets: Mapping[str, Column]) -> tuple[str, float] | None:
+        """Return the best answer that looks at no input, in words, and its primary metric; by default None: unknown.
+
+        `targets`: the columns of a split that has samples.
+        """
+        return None
+
     def with_label_smoothing(self, label_smoothing: float) -> Self:
         """Return the task with the fraction `label_smoothing` of a label spread over all classes.
 
