@@ -419,6 +419,10 @@ def test_stages_and_plugins(project, run_cli):
     assert "several Number" in run_cli("stages", "toy.total", "--plugin", "./toy.py", alone=True).out
     wrong = run_cli("stages", "toy.splat", "--plugin", "./toy.py", alone=True)
     assert (wrong.code, wrong.err) == (2, "ptpipe: there is no stage kind 'toy.splat' (did you mean 'toy.split'?)\n")
+    alone = run_cli("stages", "my.confusion", alone=True)
+    assert alone.err == (
+        "ptpipe: there is no stage kind 'my.confusion'; name the plugin that has it: --plugin ./my_plugin.py\n"
+    )
     assert "toy.dice" in run_cli("plugins", "--plugin", "./toy.py", alone=True).out
     broken = run_cli("plugins", "--plugin", "./absent.py", alone=True)
     assert broken.code == ExitCode.PLUGIN

@@ -25,8 +25,9 @@ def stages(kind: str | None, named: tuple[str, ...], as_json: bool) -> None:
         _list_stages(vocabulary, as_json)
         return
     if kind not in vocabulary.stages:
-        problem = Problem(f"there is no stage kind {kind!r}", suggestion=nearest(kind, vocabulary.stages))
-        raise UsageError(str(problem))
+        suggestion = nearest(kind, vocabulary.stages)
+        hint = "" if suggestion or named else "; name the plugin that has it: --plugin ./my_plugin.py"
+        raise UsageError(str(Problem(f"there is no stage kind {kind!r}{hint}", suggestion=suggestion)))
     _describe(vocabulary, vocabulary.stages[kind], as_json)
 
 

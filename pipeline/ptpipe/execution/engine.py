@@ -386,7 +386,7 @@ def _frames(plan: Plan, stage: PlannedStage, error: BaseException) -> tuple[str,
     folders = {function.path.parent for function in functions_above(plan)[stage.id]}
     if not isinstance(error, PtpipeError):
         return own_frames(plan.vocabulary.plugins, error, folders)
-    return own_frames((), error.__cause__, folders) if error.__cause__ else ()
+    return own_frames((), error.__cause__, folders, str(error)) if error.__cause__ else ()
 
 
 def _cause(error: BaseException) -> str:

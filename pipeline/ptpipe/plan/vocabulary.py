@@ -348,11 +348,15 @@ def describe_error(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}{place}" if text else f"{type(error).__name__}{place}"
 
 
-def own_frames(plugins: Sequence[Plugin], error: BaseException, folders: Collection[Path] = ()) -> tuple[str, ...]:
+def own_frames(
+    plugins: Sequence[Plugin], error: BaseException, folders: Collection[Path] = (), message: str = ""
+) -> tuple[str, ...]:
     """Return a traceback's lines in the plugins' code, outermost first: `prune.py:12 in prune: 1 / 0`.
 
-    `folders`: others whose files count.
+    Those of built-in plugins are left out where code of others follows, and lines that `message` names. `folders`:
+    others whose files count.
     """
+    built_in = {_package_folder(plugin.module) for plugin in plugins if plugin.is_built_in}
     packages = {_package_folder(plugin.module) for plugin in plugins}
     beside = {Path(plugin.module.__file__).parent for plugin in plugins if plugin.module.__file__} | set(folders)
 
@@ -361,7 +365,10 @@ def own_frames(plugins: Sequence[Plugin], error: BaseException, folders: Collect
 
     frames = traceback.extract_tb(error.__traceback__)
     inside = [frame for frame in frames if is_inside(Path(frame.filename))]
-    return tuple(f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}: {frame.line}" for frame in inside)
+    others = [not built_in & {*Path(frame.filename).parents} for frame in inside]
+    inside = [frame for number, frame in enumerate(inside) if others[number] or True not in others[number:]]
+    placed = ((f"{Path(frame.filename).name}:{frame.lineno}", frame) for frame in inside)
+    return tuple(f"{place} in {frame.name}: {frame.line}" for place, frame in placed if f"({place}: " not in message)
 
 
 def _package_folder(module: ModuleType) -> Path | None:

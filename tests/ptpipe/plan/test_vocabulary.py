@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 import textwrap
+from dataclasses import replace
 
 import pytest
 
@@ -283,8 +284,30 @@ def test_frames_of_a_plugins_own_code(tmp_path):
         "beside_it.py:3 in work: return inner.work()",
         "inner.py:3 in work: return json.loads('{')",
     )
+    built_in = [replace(plugin, source="built in") for plugin in vocabulary.plugins[:1]]
+    assert own_frames([*built_in, *vocabulary.plugins[1:]], raised.value) == (
+        "beside_it.py:3 in work: return inner.work()",
+        "inner.py:3 in work: return json.loads('{')",
+    )
     assert own_frames(vocabulary.plugins[:1], raised.value) == ("inner.py:3 in work: return json.loads('{')",)
     assert own_frames((), raised.value) == ()
+    message = "it raised JSONDecodeError (inner.py:3: return json.loads('{'))"
+    assert own_frames(vocabulary.plugins, raised.value, (), message) == ("beside_it.py:3 in work: return inner.work()",)
+
+
+def test_frames_of_built_in_plugins_are_left_out_where_those_of_others_follow(tmp_path):
+    write(tmp_path, "acme_launch/__init__.py", "def ptpipe_stages(): return []\n")
+    write(tmp_path, "acme_launch/inner.py", "def launch(call):\n    return call()\n")
+    write(tmp_path, "plain.py", "from acme_launch import inner\ndef work():\n    return 1 / 0\n" + GOOD, kind="a.b")
+    sys.path.append(str(tmp_path))
+    package, plain = load_vocabulary(["acme_launch", "./plain.py"], tmp_path).plugins
+    with pytest.raises(ZeroDivisionError) as raised:
+        plain.module.inner.launch(plain.module.work)
+    outer, own = "inner.py:2 in launch: return call()", "plain.py:3 in work: return 1 / 0"
+    assert own_frames([package, plain], raised.value) == (outer, own)
+    built_in = replace(package, source="built in")
+    assert own_frames([built_in, plain], raised.value) == (own,)
+    assert own_frames([built_in], raised.value) == (outer,), "a fault of its own"
 
 
 @pytest.mark.parametrize("was_on", [True, False])
