@@ -83,6 +83,21 @@ def test_several_workers_a_launcher_a_reporter_and_a_section_work_together(stran
 
 
 @pytest.mark.slow
+def test_its_own_artifact_is_delivered(stranger):
+    someone = stranger("one_file")
+    run = someone.ptpipe("run", "one_file/confusion.yaml", "--artifacts", "artifacts", "-s", "trained.epochs=1")
+    someone.python("-m", "ptpipe", "get", "last", "confusion", "--artifacts", "artifacts")
+    with (someone.folder / "confusion.csv").open(encoding="utf-8") as file:
+        names, *rows = csv.reader(file)
+    assert names == ["label", *map(str, range(10))] and [row[0] for row in rows] == names[1:]
+    stages = {stage["stage_id"]: stage for stage in run["stages"]}
+    assert stages["predicted"]["deliverables"] == ["predicted/predictions.csv"]
+    num_right = sum(int(row[1:][number]) for number, row in enumerate(rows))
+    num_all = sum(int(count) for row in rows for count in row[1:])
+    assert num_right / num_all == pytest.approx(stages["predicted"]["metrics"]["accuracy"])
+
+
+@pytest.mark.slow
 def test_a_task_and_a_column_of_ones_own_go_the_whole_way(stranger):
     someone = stranger("one_file")
     quick = ["-s", "compare.budget_s=1", "-s", "compare.threads=[one]"]
