@@ -199,7 +199,7 @@ def _preflight_table(config: TableConfig) -> Iterable[str]:
 
 @stage("data.table", packages=("numpy", "pyarrow"), fingerprint=_fingerprint_table, preflight=_preflight_table)
 def load_table(config: TableConfig, ctx: Context) -> Data:
-    """A table in a CSV, TSV or Parquet file: a row is a sample.
+    """A table in a CSV, TSV, JSON lines, JSON or Parquet file: a row is a sample.
 
     Numeric columns become the input `numbers`, standardized; categorical ones the input `categories`. Statistics,
     categories and classes are those of train alone; a category that train does not have is one of its own, a class is
