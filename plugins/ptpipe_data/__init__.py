@@ -15,11 +15,10 @@ from ptpipe_data.config import (
     MnistConfig,
     SegmentationFolderConfig,
     SyntheticConfig,
-    TableConfig,
-    TextConfig,
 )
 from ptpipe_data.image_config import ImageFolderConfig, ShardsConfig
 from ptpipe_data.python_config import PythonDataConfig
+from ptpipe_data.table_config import TableConfig, TextConfig
 from ptpipe_data.teacher_config import TeacherOutputsConfig
 from ptpipe_torch import Data, Deployable
 

@@ -22,7 +22,7 @@ from ptpipe_torch import ArrayColumn, ColumnInfo, Data, DatasetInfo, Split
 
 if TYPE_CHECKING:
     from ptpipe import Context
-    from ptpipe_data.config import TableConfig
+    from ptpipe_data.table_config import TableConfig
 
 _NUMBERS, _CATEGORIES = "numbers", "categories"
 _TEST_FRACTION = 0.2

@@ -20,7 +20,7 @@ from ptpipe import StageError, nearest
 from ptpipe_data import table_paths as paths
 
 if TYPE_CHECKING:
-    from ptpipe_data.config import TableFileConfig
+    from ptpipe_data.table_config import TableFileConfig
 
 _LARGEST = float(np.finfo(np.float32).max)
 _IS_STRING = (types.is_string, types.is_large_string, types.is_string_view)

@@ -10,7 +10,7 @@ from ptpipe_data.catalog import file_digest
 from ptpipe_data.paths import find_path
 
 if TYPE_CHECKING:
-    from ptpipe_data.config import TableConfig
+    from ptpipe_data.table_config import TableConfig
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 JSON_SUFFIXES = (".jsonl", ".json")

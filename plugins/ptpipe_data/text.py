@@ -36,7 +36,7 @@ from ptpipe_torch.data.column import SubsetColumn
 from ptpipe_torch.task.token_classification import IGNORE
 
 if TYPE_CHECKING:
-    from ptpipe_data.config import TextConfig
+    from ptpipe_data.table_config import TextConfig
 
 _TOKENS = "tokens"
 _TEST_FRACTION = 0.2

@@ -13,7 +13,7 @@ from ptpipe_data.table_file import TableFile, read_table
 from ptpipe_data.text_paths import LINES, class_folders, find_source, text_files
 
 if TYPE_CHECKING:
-    from ptpipe_data.config import TextConfig
+    from ptpipe_data.table_config import TextConfig
 
 LABEL = "label"
 """The column of classes that are folders."""

@@ -12,7 +12,7 @@ from ptpipe_data.catalog import file_digest
 from ptpipe_data.paths import find_path, split_folders
 
 if TYPE_CHECKING:
-    from ptpipe_data.config import TextConfig
+    from ptpipe_data.table_config import TextConfig
 
 LINES = ".txt"
 

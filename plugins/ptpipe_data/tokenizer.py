@@ -21,7 +21,7 @@ from ptpipe import StageError
 from ptpipe_data.text_paths import find_tokenizer
 
 if TYPE_CHECKING:
-    from ptpipe_data.config import TextConfig
+    from ptpipe_data.table_config import TextConfig
 
 _PADDING, _FIRST, _SEPARATOR = "[PAD]", "[CLS]", "[SEP]"
 _PADDINGS = (_PADDING, "<pad>", "<|pad|>")

@@ -11,7 +11,8 @@ from sklearn.utils.class_weight import compute_class_weight
 import ptpipe_data as front
 from ptpipe import Context, StageError
 from ptpipe_data.classes import balanced_weights, classification
-from ptpipe_data.config import ClassesConfig, SyntheticConfig, TableConfig
+from ptpipe_data.config import ClassesConfig, SyntheticConfig
+from ptpipe_data.table_config import TableConfig
 from ptpipe_torch import Classification
 
 NAMES = ("ham", "eggs", "spam")
