@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Self
 from pydantic import Field, model_validator
 
 from ptpipe_torch import BATCH, ColumnInfo, InputForm, RawForm, TensorSpec
+from ptpipe_torch.model.signature import STATISTICS
 
 if TYPE_CHECKING:
     import torch
@@ -37,7 +38,9 @@ class NumbersInfo(ColumnInfo):
 
     @property
     def meaning(self) -> tuple[str, ...]:
-        return self.names
+        columns = zip(self.names, self.mean, self.std, strict=True)
+        # 12 digits: beyond them, processors may round sums otherwise
+        return (*self.names, *(f"{STATISTICS}{name}: mean {mean:.12g}, std {std:.12g}" for name, mean, std in columns))
 
     def spec(self, name: str) -> TensorSpec:
         return TensorSpec(name, "float32", (BATCH, len(self.names)))

@@ -10,7 +10,7 @@ import torch
 from ptpipe import Context, StageError
 from ptpipe_torch import Data, Model, Signature
 from ptpipe_torch.distributed.worker_group import WorkerGroup
-from ptpipe_torch.model.signature import describe_meanings
+from ptpipe_torch.model.signature import describe_meanings, meanings_differ
 
 
 def check_pipelined(mode: str, signature: Signature) -> None:
@@ -26,10 +26,10 @@ def check_pipelined(mode: str, signature: Signature) -> None:
 
 
 def with_meanings_of(ctx: Context, model: Model, data: Data) -> Model:
-    """Return the model with outputs that stand for what the data's do; report where they stood for something else."""
+    """Return the model whose tensors stand for what the data's do; report where they stood for something else."""
     before, after = model.signature.meanings, data.info.signature.meanings
     for name, words in after.items():
-        if before.get(name, words) != words:
+        if meanings_differ(before.get(name, ()), words):
             was, becomes = describe_meanings(before[name], words)
             ctx.notice(f"{name} stood for {was}, and stands for {becomes} from this training on")
     return model.with_recipe(signature=replace(model.signature, meanings={**before, **after}))

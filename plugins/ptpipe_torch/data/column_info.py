@@ -36,7 +36,8 @@ class ColumnInfo(Facts, ABC):
     def meaning(self) -> tuple[str, ...]:
         """What the values stand for where numbers alone don't say it: a model fits columns of the same meaning alone.
 
-        In words to be compared and shown, a digest where they are many; empty: nothing but numbers, or unknown.
+        In words to be compared and shown, a digest where they are many; empty: nothing but numbers, or unknown. Words
+        that begin with `STATISTICS` are what a training may change.
         """
         return ()
 

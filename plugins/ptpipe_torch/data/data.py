@@ -17,7 +17,7 @@ from ptpipe_torch.data.column import Column, SubsetColumn
 from ptpipe_torch.data.column_info import ColumnInfo
 from ptpipe_torch.data.order import batched_by_length, block_order, epoch_order
 from ptpipe_torch.data.raw_form import NORMALIZED, InputForm
-from ptpipe_torch.model.signature import Signature, TensorSpec, describe_meanings
+from ptpipe_torch.model.signature import Signature, TensorSpec, check_meaning
 from ptpipe_torch.task.task import Task
 
 if TYPE_CHECKING:
@@ -69,40 +69,34 @@ class DatasetInfo:
         """Raise StageError, which calls the model `name`, where its inputs or outputs are not this data set's.
 
         They have the same names, dtypes and shapes, and stand for the same as far as both sides say what: ids of one
-        tokenizer, the same classes in the same order. `retrained`: outputs may have stood for other classes.
+        tokenizer, the same classes in the same order. `retrained`: outputs may have stood for other classes, and inputs
+        may have been standardized by other statistics.
         """
-        self.check_inputs(name, signature)
+        self.check_inputs(name, signature, retrained=retrained)
         needed = self.signature
         if needed.outputs:
             _check_specs(f"{name} returns", signature.outputs, self.name, needed.outputs)
         for spec in needed.outputs:
             found_words, words = (of.meanings.get(spec.name, ()) for of in (signature, needed))
             if not retrained or sorted(found_words) == sorted(words):
-                _check_meaning(f"{name} returns {spec.name}", found_words, self.name, words)
+                check_meaning(f"{name} returns {spec.name}", found_words, self.name, words)
 
-    def check_inputs(self, name: str, signature: Signature) -> None:
-        """Raise StageError, which calls the model `name`, where its inputs are not this data set's: see `check_fit`."""
+    def check_inputs(self, name: str, signature: Signature, *, retrained: bool = False) -> None:
+        """Raise StageError, which calls the model `name`, where its inputs are not this data set's.
+
+        `retrained`: see `check_fit`.
+        """
         needed = self.signature
         _check_specs(f"{name} takes", signature.inputs, self.name, needed.inputs)
         for spec in needed.inputs:
             found_words, words = (of.meanings.get(spec.name, ()) for of in (signature, needed))
-            _check_meaning(f"{name} takes {spec.name}", found_words, self.name, words)
+            check_meaning(f"{name} takes {spec.name}", found_words, self.name, words, retrained=retrained)
 
 
 def _check_specs(model: str, found: Sequence[TensorSpec], data: str, needed: Sequence[TensorSpec]) -> None:
     if found != needed:
         found_text, needed_text = (", ".join(map(str, specs)) for specs in (found, needed))
         raise StageError(f"{model} {found_text}; {data} needs {needed_text}")
-
-
-def _check_meaning(model: str, found: Sequence[str], data: str, needed: Sequence[str]) -> None:
-    """Raise StageError where the numbers of a tensor stand for something else; an empty meaning is unknown."""
-    if found and needed and found != needed:
-        found_text, needed_text = describe_meanings(found, needed)
-        raise StageError(
-            f"{model} of {found_text}; {data} has {needed_text}: the same numbers stand for something else there. Use "
-            "the same tokenizer, categories or classes for both"
-        )
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from ptpipe import JSON
+from ptpipe import JSON, StageError
 
 BATCH = "batch"
 """The symbol of the first axis of every tensor."""
 Meanings: TypeAlias = Mapping[str, tuple[str, ...]]
 """What the numbers of tensors stand for, in words, by the tensor's name: names of classes, the tokenizer of ids."""
+STATISTICS = "statistics of "
+"""What a word begins with that says by which numbers the values were standardized. A training may change them."""
 _DIGEST = re.compile(r"\b[0-9a-f]{64}\b")
 _MAX_WORDS, _MAX_SHOWN = 10, 300
 _SIDES = ("inputs", "outputs")
@@ -128,13 +130,49 @@ def meanings_from_json(content: object) -> Meanings:
     raise ValueError("meanings are words for each tensor")
 
 
+def meanings_differ(found: Sequence[str], needed: Sequence[str], *, retrained: bool = False) -> bool:
+    """Return whether both are known, and differ; in more than their statistics where the model was `retrained`."""
+    if retrained or not (_statistics(found) and _statistics(needed)):  # those of former models are not known
+        found, needed = _without_statistics(found), _without_statistics(needed)
+    return bool(found and needed and found != needed)
+
+
+def check_meaning(
+    model: str, found: Sequence[str], data: str, needed: Sequence[str], *, retrained: bool = False
+) -> None:
+    """Raise StageError where the numbers of a tensor stand for something else: see `meanings_differ`."""
+    if meanings_differ(found, needed, retrained=retrained):
+        found_text, needed_text = describe_meanings(found, needed)
+        remedy = (
+            "Name the file as `val_path` or `test_path` of the data that the model was trained with, or train on it"
+            if _without_statistics(found) == _without_statistics(needed)
+            else "Use the same tokenizer, categories or classes for both"
+        )
+        raise StageError(
+            f"{model} of {found_text}; {data} has {needed_text}: the same numbers stand for something else there. "
+            f"{remedy}"
+        )
+
+
 def describe_meanings(found: Sequence[str], needed: Sequence[str]) -> tuple[str, str]:
     """Return two different meanings in words, what differs first where they are long."""
-    if len(found) == len(needed) > _MAX_WORDS:
+    is_the_same = _without_statistics(found) == _without_statistics(needed)
+    kind = _statistics if is_the_same else _without_statistics
+    found, needed = kind(found), kind(needed)
+    is_long = len(found) > _MAX_WORDS or max(len(", ".join(words)) for words in (found, needed)) > _MAX_SHOWN
+    if len(found) == len(needed) and is_long:
         number = next(number for number, pair in enumerate(zip(found, needed, strict=True)) if pair[0] != pair[1])
         found, needed = (f"{words[number]} as number {number}" for words in (found, needed))
         return _shown([found]), _shown([needed])
     return _shown(found), _shown(needed)
+
+
+def _statistics(words: Sequence[str]) -> tuple[str, ...]:
+    return tuple(word for word in words if word.startswith(STATISTICS))
+
+
+def _without_statistics(words: Sequence[str]) -> tuple[str, ...]:
+    return tuple(word for word in words if not word.startswith(STATISTICS))
 
 
 def _shown(words: Sequence[str]) -> str:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import numpy as np
 import pytest
 
-from ptpipe import StageError
-from ptpipe_torch import Data, Signature, TensorSpec
-from ptpipe_train.model_fit import check_pipelined
+from ptpipe import Context, StageError
+from ptpipe.events import Notice
+from ptpipe_data.table_columns import NumbersInfo
+from ptpipe_torch import ArrayColumn, Classification, Data, DatasetInfo, Signature, Split, TensorSpec
+from ptpipe_train.model_fit import check_pipelined, with_meanings_of
 
 from ...datasets import image_info
 from .conftest import Lab
@@ -24,6 +29,27 @@ def test_pipelines_take_one_input_of_one_shape() -> None:
     with pytest.raises(StageError, match="parallel mode ddp_pp takes networks of one input, not of"):
         check_pipelined("ddp_pp", Signature((TOKENS, TensorSpec("mask", "bool", ("batch", 9))), (LOGITS,)))
     check_pipelined("pp", Signature((TensorSpec("tokens", "int64", ("batch", 9)),), (LOGITS,)))
+
+
+def test_a_training_on_other_statistics_gives_a_notice(lab: Lab, tmp_path: Path) -> None:
+    task = Classification(class_names=("a", "b"))
+    january, february = (
+        DatasetInfo(name, {"numbers": NumbersInfo(names=("age",), mean=(mean,), std=(2.0,))}, task)
+        for name, mean in (("january", 30.5), ("february", 40.0))
+    )
+    model, events = lab.make_model().with_recipe(signature=january.signature), []
+    february.check_fit("the model", model.signature, retrained=True)
+    inputs = {"numbers": ArrayColumn(np.zeros((1, 1), np.float32))}
+    split = Split(np.array(["f/1"]), inputs, {"labels": ArrayColumn(np.zeros(1, np.int64))})
+    ctx = Context("train", "train.supervised", seed=0, scratch=tmp_path, _tell=events.append)
+    trained = with_meanings_of(ctx, model, Data(february, {"train": split}))
+    assert [event.text for event in events if isinstance(event, Notice)] == [
+        "numbers stood for [statistics of age: mean 30.5, std 2], and stands for [statistics of age: mean 40, std 2] "
+        "from this training on"
+    ]
+    february.check_fit("the model", trained.signature)
+    with pytest.raises(StageError, match=r"mean 40, std 2\]; january has .*mean 30.5"):
+        january.check_fit("the model", trained.signature)
 
 
 def test_what_outputs_stand_for_is_the_last_trainings(lab: Lab) -> None:
