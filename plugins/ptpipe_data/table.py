@@ -38,6 +38,8 @@ def load_table(config: TableConfig, ctx: Context) -> Data:
     """
     files = read_files(config)
     numeric, categorical = choose_features(config, files["train"])
+    for notice in (*(text for file in files.values() for text in file.notices), *_unused_index(config, files["train"])):
+        ctx.notice(notice)
     drawn = draw_missing_splits(row_splits(files), config, ctx.seed, test_fraction=_TEST_FRACTION)
     reader = TableReader(files, rows_of(drawn["train"]))
     columns, fills = {}, config.missing == "mean"
@@ -63,10 +65,11 @@ def load_table(config: TableConfig, ctx: Context) -> Data:
 
 def choose_features(config: TableConfig, file: TableFile) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the numeric and the categorical input columns: text and booleans are categories."""
-    others = {*config.targets, *config.exclude}
+    index = {*file.index_columns} - {*config.categorical}
+    others = {*config.targets, *config.exclude, *index}
     names = config.features or tuple(name for name in file.content.column_names if name not in others)
     for name in (*names, *config.targets, *config.categorical, *config.exclude):
-        file.column(name)
+        file.check_column(name)
     for name in config.categorical:
         if name not in names:
             raise StageError(f"{file.path}: the categorical column {name!r} is not among the features")
@@ -101,6 +104,16 @@ def _categories(reader: TableReader, names: Sequence[str], *, fills: bool) -> tu
         columns.append({split: [numbers.get(value, 0) for value in of] for split, of in texts.items()})
     values = {split: np.array([of[split] for of in columns], dtype=np.int64).T.copy() for split in reader.files}
     return CategoriesInfo(names=tuple(names), categories=tuple(known)), values
+
+
+def _unused_index(config: TableConfig, file: TableFile) -> Iterator[str]:
+    """Yield what to say about each column that is the index of a pandas table, and no input for that reason alone."""
+    for name in file.index_columns:
+        if not config.features and name not in (*config.targets, *config.exclude, *config.categorical):
+            yield (
+                f"{file.path}: column {name!r} is the index of a pandas table, and no input: for one, name it in "
+                "`categorical`, or all inputs in `features`"
+            )
 
 
 def _row_numbers(file: TableFile, names: Sequence[str]) -> Iterator[str]:

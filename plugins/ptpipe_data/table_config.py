@@ -23,6 +23,13 @@ class TableFileConfig(PathsConfig):
         description="in .csv and .tsv files, quotation marks enclose values; false: they are part of them",
     )
 
+    targets: tuple[str, ...]
+
+    @property
+    def name_columns(self) -> frozenset[str]:
+        """The columns whose values are names, also where they look like numbers."""
+        return frozenset(self.targets if self.task == "classification" else ())
+
     @model_validator(mode="after")
     def _names_differ(self) -> Self:
         for name in self.column_names or ():
@@ -54,6 +61,10 @@ class TableConfig(TableFileConfig):
         "refuse",
         description="mean: missing numbers are the mean of train, missing categories 0, as new ones; refuse: an error",
     )
+
+    @property
+    def name_columns(self) -> frozenset[str]:
+        return super().name_columns | {*self.categorical}
 
     @model_validator(mode="after")
     def _names_each_column_once(self) -> Self:

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from pyarrow import compute, csv, json, parquet, types
+from pyarrow import compute, json, parquet, types
 
 from ptpipe import StageError, nearest
 from ptpipe_data import table_paths as paths
+from ptpipe_data.table_csv import BLOCK_BYTES, advice, line_breaks, read_csv
 
 if TYPE_CHECKING:
     from ptpipe_data.table_config import TableFileConfig
@@ -27,8 +28,9 @@ _IS_STRING = (types.is_string, types.is_large_string, types.is_string_view)
 _JSON_SPACE = b"\xef\xbb\xbf \t\r\n"
 """Byte order mark and white space."""
 _LONGEST_SPACE = 4096
-_BLOCK_BYTES = 32 << 20
-"""A row must lie in one block."""
+_IS_BINARY = (types.is_binary, types.is_large_binary, types.is_fixed_size_binary, types.is_binary_view)
+_EXACT = 2**53
+"""Above, float64 rounds whole numbers."""
 
 
 @dataclass(frozen=True)
@@ -39,23 +41,44 @@ class TableFile:
     content: pa.Table
     row_names: Sequence[str] = ()
     """What rows are called that have names."""
+    notices: Sequence[str] = ()
+    """What reading it found that a user may not expect."""
+
+    @property
+    def index_columns(self) -> tuple[str, ...]:
+        """The columns that pandas wrote as the index of its table."""
+        try:
+            names = loads((self.content.schema.metadata or {})[b"pandas"])["index_columns"]
+            return tuple(name for name in names if isinstance(name, str) and name in self.content.column_names)
+        except (KeyError, TypeError, ValueError, RecursionError):  # not of pandas, or altered
+            return ()
 
     def row_name(self, row: int) -> str:
         """Return what a row is called: by default its number, from 1. `row`: counted from 0."""
         return self.row_names[row] if self.row_names else str(row + 1)
 
-    def column(self, name: str) -> pa.ChunkedArray:
-        """Return a column. Raises StageError, with the nearest name, where there is none."""
+    def check_column(self, name: str) -> None:
+        """Raise StageError, with the nearest name, where there is not one such column."""
         names = self.content.column_names
         if name not in names:
             close = nearest(name, names)
             hint = f"did you mean {close!r}?" if close else f"it has {', '.join(names)}"
             if len(names) == 1 and ";" in names[0] and self.path.suffix.lower() == ".csv":
                 hint = f"it has one, {names[0]!r}: .csv files separate columns by commas"
+            elif not close and self._begins_with_a_row():
+                hint += "; if its first line is a row, give their names in `column_names`"
             raise StageError(f"{self.path} has no column {name!r} ({hint})")
         if names.count(name) > 1:
             raise StageError(f"{self.path} has more than one column {name!r}")
-        return self.content.column(name)
+
+    def column(self, name: str) -> pa.ChunkedArray:
+        """Return a column. Raises StageError where there is not one such, or it holds bytes."""
+        self.check_column(name)
+        column = self.content.column(name)
+        type_ = column.type.value_type if types.is_dictionary(column.type) else column.type
+        if any(of(type_) for of in _IS_BINARY):
+            raise StageError(f"{self.path} can't be read: column {name!r} is not UTF-8 text")
+        return column
 
     def numbers(self, name: str, hint: str = "", *, allow_missing: bool = False) -> npt.NDArray[np.float64]:
         """Return a numeric column, (N,), with NaN for missing values. Raises StageError for what float32 can't hold.
@@ -71,8 +94,9 @@ class TableFile:
             row = next((row for row, value in enumerate(column.to_pylist()) if not _is_number(value)), 0)
             raise self.error(name, row, "which is no number")
         values_N: npt.NDArray[np.float64] = compute.cast(column, pa.float64(), safe=False).to_numpy()
+        if not allow_missing:
+            self._refuse_missing(name, hint)
         for wrong_N, problem in (
-            (np.isnan(values_N) & (not allow_missing), f"a missing value; remove the row{hint}"),
             (np.isinf(values_N), "which is infinite"),
             (np.abs(values_N) > _LARGEST, "which is more than float32 holds"),
         ):
@@ -96,14 +120,13 @@ class TableFile:
 
     def texts_or_none(self, name: str, hint: str = "", *, allow_missing: bool = False) -> list[str | None]:
         """Return a column's values as text, with None for missing ones. `hint`: as for `numbers`."""
-        column = self.column(name)
-        if column.null_count and not allow_missing:
-            row = compute.is_null(column).to_pylist().index(True)
-            raise self.error(name, row, f"a missing value; remove the row{hint}")
+        column = self._without_nan(name)
         if types.is_null(column.type):
             raise self.error(name, 0, "a missing value, as all are: remove the column")
         if types.is_nested(column.type):
             raise self.error(name, 0, "which is no text")
+        if not allow_missing:
+            self._refuse_missing(name, hint)
         values: list[str | None] = compute.cast(column, pa.string()).to_pylist()
         return values
 
@@ -123,7 +146,7 @@ class TableFile:
 
     def is_missing(self, name: str) -> npt.NDArray[np.bool_]:
         """Return which values of a column are missing, (N,)."""
-        missing_N: npt.NDArray[np.bool_] = compute.is_null(self.column(name)).to_numpy()
+        missing_N: npt.NDArray[np.bool_] = compute.is_null(self._without_nan(name)).to_numpy()
         return missing_N
 
     def refuse_mistyped_numbers(self, name: str) -> None:
@@ -133,7 +156,9 @@ class TableFile:
         num_numbers = sum(text in numbers for text in texts.values())
         if len(texts) / 2 <= num_numbers < len(texts):
             row = next(row for row, text in texts.items() if text not in numbers)
-            raise self.error(name, row, "which is no number, as most are: put it right, or name it in `categorical`")
+            count = f"{len(texts) - num_numbers:,} of {len(texts):,} values are no numbers"
+            remedy = "put it right, or name it in `categorical`; a missing value is left empty, with `missing: mean`"
+            raise self.error(name, row, f"which is no number, as most are: {remedy} ({count})")
 
     def error(self, name: str, row: int, problem: str) -> StageError:
         """Return the error about a value. `row`: counted from 0."""
@@ -141,6 +166,31 @@ class TableFile:
         text = repr(value) if isinstance(value, str) else str(value)
         found = "" if value is None or value != value else f"{text}, "
         return StageError(f"{self.path}, row {self.row_name(row)}, column {name!r}: {found}{problem}")
+
+    def _refuse_missing(self, name: str, hint: str) -> None:
+        """Raise StageError where a value is missing. `hint`: as for `numbers`."""
+        missing_N = self.is_missing(name)
+        if num := int(missing_N.sum()):
+            count = f" ({num:,} of {len(missing_N):,} rows have none)" if num > 1 else ""
+            raise self.error(name, int(missing_N.argmax()), f"a missing value; remove the row{hint}{count}")
+
+    def _without_nan(self, name: str) -> pa.ChunkedArray:
+        """Return a column with null in place of NaN."""
+        column = self.column(name)
+        if not types.is_floating(column.type):
+            return column
+        if types.is_float16(column.type):  # which few functions take
+            column = compute.cast(column, pa.float32())
+        return compute.if_else(compute.is_nan(column), pa.scalar(None, column.type), column)
+
+    def _begins_with_a_row(self) -> bool:
+        """Return whether the names of the columns look like values: a number, or what the column has further down."""
+        if self.path.suffix.lower() not in paths.DELIMITERS:
+            return False
+        return any(
+            _is_number(name) or (types.is_string(column.type) and compute.index(column, name).as_py() >= 0)
+            for name, column in zip(self.content.column_names, self.content.columns, strict=True)
+        )
 
 
 def is_text(type_: pa.DataType) -> bool:
@@ -165,37 +215,53 @@ def read_table(path: str, config: TableFileConfig, schema: pa.Schema | None = No
     texts = pa.schema([field for field in schema or () if is_text(field.type)])
     if config.column_names and file.suffix.lower() not in paths.DELIMITERS:
         raise StageError(f"column_names names the columns of .csv and .tsv files; {file} has names of its own")
+    notice = None
     try:
         match file.suffix.lower():
             case ".parquet":
                 content = parquet.read_table(file)
             case suffix if suffix in paths.JSON_SUFFIXES:
-                content = _read_json(file, texts)
+                content = _read_json(file, config, texts)
             case _:
-                content = _read_text(file, config, texts)
+                content = read_csv(file, config, texts, [field.name for field in schema or ()])
+                notice = line_breaks(content) if config.quoting else None
         content.validate(full=True)
-        binary = [field.name for field in content.schema if types.is_binary(field.type)]
+    except StageError:
+        raise
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise StageError(f"{file} can't be read: {' '.join(str(error).split())[:300]}") from error
-    if binary:
-        raise StageError(f"{file} can't be read: column {binary[0]!r} is not UTF-8 text")
+        text = " ".join(str(error).split())[:300]
+        raise StageError(f"{file} can't be read: {text}{advice(file, config, text)}") from error
     if not len(content):
         raise StageError(f"{file} has no rows")
-    return TableFile(file, content)
+    return TableFile(file, content, notices=[f"{file}: {notice}"] if notice else [])
 
 
-def _read_json(file: Path, texts: pa.Schema) -> pa.Table:
+def _read_json(file: Path, config: TableFileConfig, texts: pa.Schema) -> pa.Table:
+    # Numbers are no text in JSON, and are written in one way.
+    texts = pa.schema([field for field in texts if not field.metadata])
     lines = _lines_of_array(file)
 
     def read(schema: pa.Schema | None) -> pa.Table:
         source = file if lines is None else pa.BufferReader(lines)
-        return json.read_json(source, json.ReadOptions(block_size=_BLOCK_BYTES), json.ParseOptions(schema))
+        return json.read_json(source, json.ReadOptions(block_size=BLOCK_BYTES), json.ParseOptions(schema))
 
     content = read(texts)  # without a schema, texts that look like times would be read as these
+    times = [
+        field.name for field in content.schema if types.is_temporal(field.type) and field.name in config.name_columns
+    ]
+    if times:
+        texts = pa.schema([*texts, *(pa.field(name, pa.string()) for name in times)])
+        content = read(texts)
     empty = [name for name in texts.names if content.column(name).null_count == len(content)]
     if empty:  # a schema adds the columns that the file does not have
         found = read(None).column_names
         content = content.drop_columns([name for name in empty if name not in found])
+    for name in config.name_columns & {*content.column_names}:
+        if types.is_floating(content.column(name).type):
+            rounded_N = np.abs(content.column(name).to_numpy()) >= _EXACT
+            if rounded_N.any():
+                problem = "a number that is rounded, so that it may stand for several: write it as text"
+                raise TableFile(file, content).error(name, int(rounded_N.argmax()), problem)
     return content
 
 
@@ -212,29 +278,6 @@ def _lines_of_array(file: Path) -> bytes | None:
     if wrong := next((number for number, record in enumerate(records, 1) if not isinstance(record, dict)), None):
         raise ValueError(f"element {wrong} of its array is not an object")
     return "\n".join(map(dumps, records)).encode()
-
-
-def _read_text(file: Path, config: TableFileConfig, texts: pa.Schema) -> pa.Table:
-    delimiter = paths.DELIMITERS[file.suffix.lower()]
-    quote = '"' if config.quoting else False
-    parsing = csv.ParseOptions(delimiter=delimiter, quote_char=quote, newlines_in_values=config.quoting)
-    reading = csv.ReadOptions(column_names=config.column_names, block_size=_BLOCK_BYTES)
-    converting = csv.ConvertOptions(
-        column_types={field.name: field.type for field in texts},
-        strings_can_be_null=True,
-        quoted_strings_can_be_null=False,
-    )
-    content = csv.read_csv(file, reading, parsing, converting)
-    # `NA` and `null` are missing numbers, but texts like any other: of these only the empty one is missing.
-    names = [field.name for field in content.schema if types.is_string(field.type)]
-    names = [name for name in names if content.column_names.count(name) == 1 and content.column(name).null_count]
-    if names:
-        converting.include_columns, converting.null_values = names, [""]
-        converting.column_types = {name: pa.string() for name in names}
-        columns = csv.read_csv(file, reading, parsing, converting)
-        for name in names:
-            content = content.set_column(content.column_names.index(name), name, columns.column(name))
-    return content
 
 
 def _is_number(value: object) -> bool:

@@ -5,6 +5,7 @@ Shape legend: N rows.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -24,6 +25,7 @@ Values: TypeAlias = Mapping[str, npt.NDArray[Any]]
 """A column's values in each file, by the file's split: that of train holds all splits without a file of their own."""
 
 _ROW = "row"
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _MAX_CLASSES = 1000
 """Of a target: more different values are numbers that were taken for classes."""
 
@@ -82,7 +84,8 @@ class TableReader:
     def train_values(self, name: str, texts: Mapping[str, Sequence[str | None]]) -> tuple[str, ...]:
         """Return the different values of train, sorted: numbers by size."""
         values = {value for row in self.train_N.tolist() if (value := texts["train"][row]) is not None}
-        is_number = not is_text(self.files["train"].column(name).type)
+        field = self.files["train"].content.schema.field(name)
+        is_number = (field.metadata or not is_text(field.type)) and all(map(_NUMBER.fullmatch, values))
         return tuple(sorted(values, key=(lambda value: (float(value), value)) if is_number else None))
 
     def _classification(self, config: TaskConfig, name: str) -> tuple[Task, Values]:

@@ -45,6 +45,8 @@ _TEST_FRACTION = 0.2
 def load_text(config: TextConfig, ctx: Context) -> Data:
     """Return the data set. Tokenizer and classes are those of train alone."""
     files = read_texts(config)
+    for notice in (text for file in files.values() for text in file.notices):
+        ctx.notice(notice)
     are_words = config.task == "token_classification"
     texts = {name: file.words(config.text) if are_words else _texts(file, config.text) for name, file in files.items()}
     drawn = draw_missing_splits(row_splits(files), config, ctx.seed, test_fraction=_TEST_FRACTION)

@@ -6,6 +6,7 @@ Shape legend: N rows of a split, F numeric columns, C categorical columns, T tar
 from __future__ import annotations
 
 import csv
+import datetime
 import decimal
 import importlib.util
 import json
@@ -131,7 +132,20 @@ def test_a_model_of_other_columns_or_categories_does_not_fit(tmp_path: Path, loa
         load(path, targets=["y"], features=["rooms", "size", "town"]).info.check_fit("net", signature)
     with pytest.raises(StageError, match=r"returns predictions of \[y\]; houses has \[z\]"):
         load(path, targets=["z"], features=columns).info.check_fit("net", signature)
-    load(path, seed=8, targets=["y"], features=columns).info.check_fit("net", signature)
+    load(path, targets=["y"], features=columns, batch_size=7).info.check_fit("net", signature)
+
+
+def test_a_model_of_other_statistics_does_not_fit(tmp_path: Path, load: Load) -> None:
+    """Numbers of another file, standardized by its own mean and standard deviation, stand for something else."""
+    january = load(write(tmp_path / "january.csv", {"a": [1.5, 2.5], "y": [1, 2]})).info
+    february = load(write(tmp_path / "february.csv", {"a": [11.5, 12.5], "y": [1, 2]})).info
+    message = (
+        r"^net takes numbers of \[statistics of a: mean 2, std 0\.5\]; february has \[statistics of a: mean 12, "
+        r"std 0\.5\]: .* Name the file as `val_path` or `test_path` of the data that the model was trained with"
+    )
+    with pytest.raises(StageError, match=message):
+        february.check_fit("net", january.signature)
+    february.check_fit("net", january.signature, retrained=True)
 
 
 def test_types_are_found(tmp_path: Path, load: Load, suffix: str) -> None:
@@ -690,7 +704,7 @@ def test_a_file_that_separates_columns_otherwise_is_named(tmp_path: Path, load: 
 def test_excluded_columns_are_no_inputs(tmp_path: Path, load: Load) -> None:
     table = {"": [1, 2], "a": [3, 4], "name": ["u", "v"], "y": [1, 2]}
     info = load(write(tmp_path / "t.csv", table), exclude=["", "name"]).info
-    assert list(info.inputs) == ["numbers"] and info.inputs["numbers"].meaning == ("a",)
+    assert list(info.inputs) == ["numbers"] and info.inputs["numbers"].names == ("a",)
     with pytest.raises(StageError, match=r"t.csv has no column 'nam' \(did you mean 'name'\?\)"):
         load(tmp_path / "t.csv", exclude=["nam"])
     with pytest.raises(StageError, match=r"t\.csv has no column beside y, , a, name: nothing to learn from"):
@@ -927,3 +941,117 @@ class TestLayouts:
     def test_a_column_name_twice(self) -> None:
         with pytest.raises(ValidationError, match="column_names has 'a' twice"):
             config(Path("t.csv"), column_names=["a", "y", "a"])
+
+
+class TestNames:
+    """Classes and categories, of files whose numbers have types."""
+
+    def test_classes_that_look_like_numbers(self, tmp_path: Path, load: Load) -> None:
+        path = write(tmp_path / "t.csv", {"a": list(range(4)), "y": ["10", "02", "2", "9"]})
+        data = load(path, **CLASSIFICATION, classes={"positive": "02"})
+        assert class_names_of(data.info) == ("02", "2", "9", "10")
+
+    def test_dates_are_texts(self, tmp_path: Path, load: Load, suffix: str) -> None:
+        days = ["2021-01-01", "2020-01-01"]
+        values = [datetime.date.fromisoformat(day) for day in days] if suffix == ".parquet" else days
+        path = write(tmp_path / f"t{suffix}", {"a": [1, 2], "y": values})
+        assert class_names_of(load(path, **CLASSIFICATION).info) == ("2020-01-01", "2021-01-01")
+        categories = load(path, targets=["a"], categorical=["y"]).info.inputs["categories"]
+        assert categories.categories == (("2020-01-01", "2021-01-01"),)
+
+    @pytest.mark.parametrize("suffix", [".json", ".jsonl"])
+    @pytest.mark.parametrize("options", [CLASSIFICATION, {"targets": ["a"], "categorical": ["y"]}])
+    def test_json_numbers_that_are_rounded_are_refused(
+        self, tmp_path: Path, load: Load, suffix: str, options: dict[str, Any]
+    ) -> None:
+        path = write(tmp_path / f"t{suffix}", {"a": [1, 2], "y": [3, 12345678901234567890]})
+        with pytest.raises(StageError, match=rf"^{path}, row 2, column 'y': 1\.23.*e\+19, a number that is rounded"):
+            load(path, **options)
+
+    @pytest.mark.parametrize("dtype", [pa.float16(), pa.float32(), pa.float64()], ids=str)
+    def test_nan_of_parquet_is_no_name(self, tmp_path: Path, load: Load, dtype: pa.DataType) -> None:
+        values = pa.array(np.array([1, np.nan, 2.5, np.nan])).cast(dtype)
+        path = write(tmp_path / "t.parquet", {"a": [1, 2, 3, 4], "y": values})
+        missing = r"t\.parquet, row 2, column 'y': a missing value; remove the row"
+        with pytest.raises(StageError, match=rf"{missing} \(2 of 4 rows have none\)$"):
+            load(path, **CLASSIFICATION)
+        with pytest.raises(StageError, match=missing):
+            load(path, targets=["a"], categorical=["y"])
+        data = load(path, targets=["a"], categorical=["y"], missing="mean")
+        assert data.info.inputs["categories"].categories == (("1", "2.5"),)
+        assert batch_of(data)["categories"].ravel().tolist() == [1, 0, 2, 0]
+
+    def test_na_of_another_format_is_a_text(self, tmp_path: Path, load: Load) -> None:
+        train = pa.array(["a", "NA", "a"])
+        columns = {"u": train.dictionary_encode(), "v": train.cast(pa.large_string()), "y": [1, 2, 3]}
+        path = write(tmp_path / "t.parquet", columns)
+        test = write(tmp_path / "t.csv", {"u": ["NA", "a"], "v": ["a", "NA"], "y": [1, 2]})
+        assert batch_of(load(path, test_path=str(test)), "test")["categories"].tolist() == [[1, 2], [2, 1]]
+
+
+class TestParquet:
+    @pytest.mark.parametrize("dtype", [pa.large_binary(), pa.binary(1), pa.binary_view(), pa.binary()], ids=str)
+    def test_bytes_are_refused_where_they_are_used(self, tmp_path: Path, load: Load, dtype: pa.DataType) -> None:
+        path = write(tmp_path / "t.parquet", {"a": [1.5, 2.5], "b": pa.array([b"a", b"\xff"], dtype), "y": [1, 2]})
+        for options in ({}, {"categorical": ["b"]}, CLASSIFICATION | {"targets": ["b"]}):
+            with pytest.raises(StageError, match=rf"^{path} can't be read: column 'b' is not UTF-8 text$"):
+                load(path, **options)
+        assert list(load(path, exclude=["b"]).info.inputs) == ["numbers"]
+
+    def test_bytes_in_a_dictionary_are_refused(self, tmp_path: Path, load: Load) -> None:
+        path = write(tmp_path / "t.parquet", {"b": pa.array([b"a", b"\xff"]).dictionary_encode(), "y": [1, 2]})
+        with pytest.raises(StageError, match="column 'b' is not UTF-8 text"):
+            load(path)
+
+    @pytest.fixture
+    def indexed(self, tmp_path: Path) -> Path:
+        """A table as pandas writes it, with an index of its own and a named one."""
+        table = pa.table({"x": [1.5, 2.5], "y": [1, 2], "shop": ["u", "v"], "__index_level_0__": [7, 3]})
+        index = {"index_columns": ["shop", "__index_level_0__", {"kind": "range", "start": 0, "stop": 2, "step": 1}]}
+        parquet.write_table(
+            table.replace_schema_metadata({b"pandas": json.dumps(index).encode()}), tmp_path / "t.parquet"
+        )
+        return tmp_path / "t.parquet"
+
+    def test_the_index_of_pandas_is_no_input(self, indexed: Path, load: Load, events) -> None:
+        info = load(indexed).info
+        assert list(info.inputs) == ["numbers"] and info.inputs["numbers"].names == ("x",)
+        assert events.notices == [
+            f"{indexed}: column '{name}' is the index of a pandas table, and no input: for one, name it in "
+            "`categorical`, or all inputs in `features`"
+            for name in ("shop", "__index_level_0__")
+        ]
+
+    def test_the_index_of_pandas_may_be_asked_for(self, indexed: Path, load: Load, events) -> None:
+        assert load(indexed, features=["x", "__index_level_0__"]).info.inputs["numbers"].names[1] == "__index_level_0__"
+        assert load(indexed, **CLASSIFICATION | {"targets": ["shop"]}, exclude=["__index_level_0__"])
+        assert not events.notices
+        assert load(indexed, categorical=["shop"]).info.inputs["categories"].names == ("shop",)
+
+    @pytest.mark.parametrize("content", [b"", b"[", b"7", b'{"index_columns": 7}', b"[" * 100_000, b"\xff"])
+    def test_other_metadata_is_passed_over(self, tmp_path: Path, load: Load, content: bytes) -> None:
+        table = pa.table({"x": [1.5, 2.5], "y": [1, 2]}).replace_schema_metadata({b"pandas": content})
+        parquet.write_table(table, tmp_path / "t.parquet")
+        assert load(tmp_path / "t.parquet").info.inputs["numbers"].names == ("x",)
+
+
+class TestCounts:
+    @pytest.mark.parametrize("column", ["number", "text"])
+    def test_missing_values_are_counted(self, tmp_path: Path, load: Load, column: str) -> None:
+        values = [None if row % 500 == 83 else f"t{row}" if column == "text" else row for row in range(2000)]
+        path = write(tmp_path / "t.csv", {"a": values, "y": range(2000)})
+        message = (
+            r"row 84, column 'a': a missing value; remove the row, or set `missing` to mean \(4 of 2,000 rows have n"
+        )
+        with pytest.raises(StageError, match=message):
+            load(path)
+
+    def test_what_stands_for_a_missing_number(self, tmp_path: Path, load: Load) -> None:
+        path = write(tmp_path / "t.csv", {"a": [1, 2, "?", 4, "?"], "y": range(5)})
+        remedy = r"a missing value is left empty, with `missing: mean` \(2 of 5 values are no numbers\)$"
+        with pytest.raises(StageError, match=rf"row 3, column 'a': '\?', which is no number, as most are: .*{remedy}"):
+            load(path)
+
+    def test_line_breaks_in_quotation_marks_give_a_notice(self, tmp_path: Path, load: Load, events) -> None:
+        load(write(tmp_path / "t.csv", {"a": ["u\nv", "w"], "y": [1, 2]}))
+        assert any("1 value in quotation marks has 1 line break" in notice for notice in events.notices)
