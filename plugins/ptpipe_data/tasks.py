@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from ptpipe import StageError
 from ptpipe_torch import Regression
 
 if TYPE_CHECKING:
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 _CONSTANT = 1e-12
 """Relative standard deviation below which values are constant but for rounding."""
+_MAX_STEP = 0.1
+"""Of a target in float32, as a fraction of its standard deviation: rounding takes 0.001 of R2."""
 _PART_VALUES = 1 << 22
 """That are converted to float64 at a time."""
 
@@ -25,8 +28,12 @@ _PART_VALUES = 1 << 22
 def regression(
     names: Sequence[str], config: TaskConfig, train: npt.NDArray[Any], data_range: float | None = None
 ) -> Regression:
-    """Return the task. `train`: targets, (N, T) or (N, T, ...) with positions."""
+    """Return the task. `train`: targets, (N, T) or (N, T, ...) with positions.
+
+    Raises StageError where float32, in which targets are stored, would round away how they differ.
+    """
     mean_T, std_T = mean_and_std(train.astype(np.float64)) if train.ndim == 2 else moments(train)
+    _check_steps(names, train, std_T)
     return Regression(
         target_names=tuple(names),
         mean=tuple(mean_T.tolist()),
@@ -56,6 +63,18 @@ def moments(values: npt.NDArray[Any], channel_axis: int = 1) -> tuple[npt.NDArra
     variance_C = sum(np.square(part_R - mean).sum(axes) for part_R in _parts(values)) / num_values
     mean_C, std_C = np.ravel(mean), np.sqrt(variance_C)
     return mean_C, np.where(std_C > _CONSTANT * np.abs(mean_C), std_C, 1.0)
+
+
+def _check_steps(names: Sequence[str], train: npt.NDArray[Any], std_T: npt.NDArray[np.float64]) -> None:
+    axes = (0, *range(2, train.ndim))
+    largest_T = np.maximum(train.max(axes), -train.min(axes)).astype(np.float64)
+    step_T = np.ldexp(1.0, np.frexp(largest_T)[1] - 24)
+    for name, largest, step, std in zip(names, largest_T, step_T, std_T, strict=True):
+        if step > _MAX_STEP * std and std != 1:  # 1: a constant
+            raise StageError(
+                f"target {name!r}: float32, in which targets are stored, has steps of {step:.3g} at {largest:.10g}, "
+                f"and the standard deviation is {std:.3g}: subtract a constant, such as their mean"
+            )
 
 
 def _parts(values: npt.NDArray[Any]) -> Iterable[npt.NDArray[Any]]:

@@ -109,6 +109,15 @@ def test_every_task(tmp_path: Path, load: Load) -> None:
     assert balanced.info.task.positive_class == "1" and len(balanced.info.task.class_weights) == 3
 
 
+@pytest.mark.parametrize("shape", [(), (2,), (2, 5)])
+def test_targets_that_float32_rounds_are_refused(tmp_path: Path, load: Load, shape: tuple[int, ...]) -> None:
+    content = arrays() | {"height": np.random.default_rng(1).normal(-1e9, 60, (NUM, *shape))}
+    changes = {"task": "regression", "target": "height"}
+    with pytest.raises(StageError, match=r"^target '0': float32, .* has steps of 64 at 10\d+, .* subtract a constant"):
+        load(write(tmp_path / "far.npz", content), **changes)
+    assert load(write(tmp_path / "near.npz", content | {"height": content["height"] + 1e9}), **changes)
+
+
 def test_regression_of_maps(tmp_path: Path, load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     depths = np.random.default_rng(5).normal([[[3.0]], [[1e5]]], [[[0.5]], [[20.0]]], (NUM, 2, 6, 8))
     path = write(tmp_path / "all.npz", arrays() | {"depths": depths})
