@@ -5,7 +5,6 @@ Shape legend: N texts of a file, V tokens of all of them, L of a block.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -40,6 +39,8 @@ if TYPE_CHECKING:
 
 _TOKENS = "tokens"
 _TEST_FRACTION = 0.2
+_MANY_TRUNCATED = 0.01
+"""Of a file's texts: more give a notice."""
 
 
 def load_text(config: TextConfig, ctx: Context) -> Data:
@@ -55,19 +56,19 @@ def load_text(config: TextConfig, ctx: Context) -> Data:
         tokenizer = TextTokenizer.read(config.tokenizer)
     else:
         tokenizer = TextTokenizer.trained((_joined(texts["train"][row]) for row in train_rows), config)
-    tokenizer_json = tokenizer.configured(config).encode()
+    tokenizer_json, digest = tokenizer.configured(config)
     tokens = TokensInfo(
         vocabulary_size=tokenizer.vocabulary_size,
         max_length=config.max_length,
         padding_id=tokenizer.padding_id,
         padding=config.padding,
-        tokenizer_sha256=hashlib.sha256(tokenizer_json).hexdigest(),
+        tokenizer_sha256=digest,
     )
     reader = _TextReader(config, ctx, files, drawn, tokenizer, tokens)
     task, splits = reader.read(texts)
     source = find_source(config.path)
     info = DatasetInfo(source.name if source.is_dir() else source.stem, {_TOKENS: tokens}, task)
-    return Data(info, splits, config.loader_options(), {"tokenizer.json": tokenizer_json})
+    return Data(info, splits, config.loader_options(), {"tokenizer.json": tokenizer_json.encode()})
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,8 @@ class _TextReader:
             row = int(np.searchsorted(encoded.offsets, is_padding_V.argmax(), side="right")) - 1
             raise file.error(self.config.text, row, "which has the token that pads texts")
         if encoded.num_truncated:
-            self.ctx.log(
+            tell = self.ctx.notice if encoded.num_truncated > _MANY_TRUNCATED * len(texts) else self.ctx.log
+            tell(
                 f"{encoded.num_truncated} of {len(texts)} texts in {file.path} have more than max_length: "
                 f"{self.config.max_length} tokens; they were truncated"
             )

@@ -5,6 +5,8 @@ Shape legend: V tokens of all texts, N texts.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -113,14 +115,21 @@ class TextTokenizer:
         )
         return cls(tokenizer, 0, tokenizer.token_to_id(_SEPARATOR), tokenizer.get_vocab_size())
 
-    def configured(self, config: TextConfig) -> str:
-        """Return the `tokenizer.json` for users of the model: it truncates and pads as the data set's texts are."""
-        copied = Tokenizer.from_str(self.tokenizer.to_str())
+    def configured(self, config: TextConfig) -> tuple[str, str]:
+        """Return the `tokenizer.json` for users of the model, and the SHA-256 of what decides on a text's ids in it.
+
+        It truncates and pads as the data set's texts are, and adds special tokens where they have some. The digest is
+        without truncation and padding: ids stand for the same whatever the length.
+        """
+        content = json.loads(self.tokenizer.to_str()) | {"truncation": None, "padding": None}
+        if config.task == "language_modeling":
+            content["post_processor"] = None
+        copied = Tokenizer.from_str(json.dumps(content))
+        digest = hashlib.sha256(copied.to_str().encode()).hexdigest()
         copied.enable_truncation(config.max_length)
         length = config.max_length if config.padding == "max_length" else None
         copied.enable_padding(pad_id=self.padding_id, pad_token=copied.id_to_token(self.padding_id), length=length)
-        json: str = copied.to_str(pretty=True)
-        return json
+        return copied.to_str(pretty=True), digest
 
     def encode(self, texts: Sequence[Any], max_length: int | None) -> Encoded:
         """Return the ids of texts, or of lists of words; of special tokens too, where they are truncated.

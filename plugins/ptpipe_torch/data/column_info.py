@@ -37,7 +37,8 @@ class ColumnInfo(Facts, ABC):
         """What the values stand for where numbers alone don't say it: a model fits columns of the same meaning alone.
 
         In words to be compared and shown, a digest where they are many; empty: nothing but numbers, or unknown. Words
-        that begin with `STATISTICS` are what a training may change.
+        that begin with `STATISTICS` are what a training may change; the number in `at most 9 in a text` may be
+        lower than a model's.
         """
         return ()
 

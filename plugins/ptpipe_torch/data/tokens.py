@@ -29,7 +29,7 @@ class TokensInfo(ColumnInfo):
     padding: Literal["longest", "max_length"] = "longest"
     """What a batch is padded to: its longest text, or `max_length`."""
     tokenizer_sha256: str = Field("", pattern="^([0-9a-f]{64})?$")
-    """Of the `tokenizer.json` that made the ids; empty where none did."""
+    """Of the `tokenizer.json` that made the ids, without its truncation and padding; empty where none did."""
 
     @model_validator(mode="after")
     def _has_padding(self) -> Self:
@@ -44,7 +44,7 @@ class TokensInfo(ColumnInfo):
     @property
     def meaning(self) -> tuple[str, ...]:
         tokenizer = (f"tokenizer {self.tokenizer_sha256}",) if self.tokenizer_sha256 else ()
-        return (*tokenizer, f"{self.vocabulary_size} tokens")
+        return (*tokenizer, f"{self.vocabulary_size} tokens", f"at most {self.max_length} in a text")
 
     @property
     def length(self) -> int | Literal["length"]:

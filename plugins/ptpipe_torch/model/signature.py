@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -17,6 +17,9 @@ Meanings: TypeAlias = Mapping[str, tuple[str, ...]]
 STATISTICS = "statistics of "
 """What a word begins with that says by which numbers the values were standardized. A training may change them."""
 _DIGEST = re.compile(r"\b[0-9a-f]{64}\b")
+_LIMIT = re.compile(r"at most (\d{1,9}) in a text", re.ASCII)
+_Kind: TypeAlias = Callable[[Sequence[str]], list[str]]
+"""Chooses words of a meaning."""
 _MAX_WORDS, _MAX_SHOWN = 10, 300
 _SIDES = ("inputs", "outputs")
 _KEYS = {*_SIDES, "meanings"}
@@ -131,10 +134,12 @@ def meanings_from_json(content: object) -> Meanings:
 
 
 def meanings_differ(found: Sequence[str], needed: Sequence[str], *, retrained: bool = False) -> bool:
-    """Return whether both are known, and differ; in more than their statistics where the model was `retrained`."""
-    if retrained or not (_statistics(found) and _statistics(needed)):  # those of former models are not known
-        found, needed = _without_statistics(found), _without_statistics(needed)
-    return bool(found and needed and found != needed)
+    """Return whether both are known, and differ; in more than their statistics where the model was `retrained`.
+
+    A limit of the model's, `found`, may be above that of the data. What only one side has of these is not known.
+    """
+    kind = _first_difference(found, needed) if found and needed else None
+    return kind is not None and not (retrained and kind is _statistics)
 
 
 def check_meaning(
@@ -143,21 +148,13 @@ def check_meaning(
     """Raise StageError where the numbers of a tensor stand for something else: see `meanings_differ`."""
     if meanings_differ(found, needed, retrained=retrained):
         found_text, needed_text = describe_meanings(found, needed)
-        remedy = (
-            "Name the file as `val_path` or `test_path` of the data that the model was trained with, or train on it"
-            if _without_statistics(found) == _without_statistics(needed)
-            else "Use the same tokenizer, categories or classes for both"
-        )
-        raise StageError(
-            f"{model} of {found_text}; {data} has {needed_text}: the same numbers stand for something else there. "
-            f"{remedy}"
-        )
+        problem = _PROBLEMS[_first_difference(found, needed) or _words]
+        raise StageError(f"{model} of {found_text}; {data} has {needed_text}: {problem}")
 
 
 def describe_meanings(found: Sequence[str], needed: Sequence[str]) -> tuple[str, str]:
     """Return two different meanings in words, what differs first where they are long."""
-    is_the_same = _without_statistics(found) == _without_statistics(needed)
-    kind = _statistics if is_the_same else _without_statistics
+    kind = _first_difference(found, needed) or _words
     found, needed = kind(found), kind(needed)
     is_long = len(found) > _MAX_WORDS or max(len(", ".join(words)) for words in (found, needed)) > _MAX_SHOWN
     if len(found) == len(needed) and is_long:
@@ -167,12 +164,41 @@ def describe_meanings(found: Sequence[str], needed: Sequence[str]) -> tuple[str,
     return _shown(found), _shown(needed)
 
 
-def _statistics(words: Sequence[str]) -> tuple[str, ...]:
-    return tuple(word for word in words if word.startswith(STATISTICS))
+def _first_difference(found: Sequence[str], needed: Sequence[str]) -> _Kind | None:
+    """Return which kind of words differs; None where the data's meaning, `needed`, fits the model's."""
+    if _words(found) != _words(needed):
+        return _words
+    pairs = zip(_limits(found), _limits(needed), strict=False)
+    if any(_limit(of) < _limit(at) for of, at in pairs):
+        return _limits
+    statistics = _statistics(found), _statistics(needed)
+    return _statistics if all(statistics) and statistics[0] != statistics[1] else None
 
 
-def _without_statistics(words: Sequence[str]) -> tuple[str, ...]:
-    return tuple(word for word in words if not word.startswith(STATISTICS))
+def _words(meaning: Sequence[str]) -> list[str]:
+    return [word for word in meaning if not (_limit(word) or word.startswith(STATISTICS))]
+
+
+def _limits(meaning: Sequence[str]) -> list[str]:
+    return [word for word in meaning if _limit(word)]
+
+
+def _statistics(meaning: Sequence[str]) -> list[str]:
+    return [word for word in meaning if word.startswith(STATISTICS)]
+
+
+def _limit(word: str) -> int:
+    """Return the number of an `at most NUMBER in a text`, else 0."""
+    found = _LIMIT.fullmatch(word)
+    return int(found[1]) if found else 0
+
+
+_ELSE = "the same numbers stand for something else there."
+_PROBLEMS: Mapping[_Kind, str] = {
+    _words: f"{_ELSE} Use the same tokenizer, categories or classes for both",
+    _limits: "the model takes no longer ones. Use the same `max_length` for both",
+    _statistics: f"{_ELSE} Name the file as `val_path` or `test_path` of the data that the model was trained with",
+}
 
 
 def _shown(words: Sequence[str]) -> str:

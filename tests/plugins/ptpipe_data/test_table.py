@@ -21,7 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, reject
 from hypothesis import strategies as st
 from pyarrow import parquet
 from pydantic import ValidationError
@@ -255,6 +255,19 @@ def test_large_numbers_keep_the_digits_in_which_they_differ(tmp_path: Path, load
     np.testing.assert_allclose(batch_of(data)["numbers"].ravel().numpy(), expected_N, atol=1e-4)
 
 
+def test_targets_that_float32_rounds_are_refused(tmp_path: Path, load: Load) -> None:
+    """Seconds since 1970 of an hour: of 60 values, float32 leaves 8."""
+    times = [1_750_000_000 + 15 * number for number in range(60)]
+    path = write(tmp_path / "t.csv", {"a": list(range(60)), "z": [1.5, 2.5] * 30, "y": times})
+    message = r"^target 'y': float32, .* steps of 128 at 1750000885, .* deviation is 260: subtract a constant"
+    with pytest.raises(StageError, match=message):
+        load(path, targets=["z", "y"])
+    write(path, {"a": list(range(60)), "y": [time - 1_750_000_000 for time in times]})
+    assert len(set(batch_of(load(path))["targets"].ravel().tolist())) == 60
+    write(path, {"a": list(range(60)), "y": [1_750_000_000] * 60})
+    assert load(path).info.task.std == (1.0,), "a constant"
+
+
 def test_categories_are_those_of_train_and_0_is_any_other(tmp_path: Path, load: Load, suffix: str) -> None:
     train = write(tmp_path / f"train{suffix}", {"town": ["b", "a", "b"], "y": [1.0, 2.0, 3.0]})
     test = write(tmp_path / f"test{suffix}", {"town": ["c", "b", "a"], "y": [1.0, 2.0, 3.0]})
@@ -436,7 +449,11 @@ def test_any_finite_floats_survive(
     folder = tmp_path_factory.mktemp("floats")
     path = write(folder / "t.csv", dict(zip(("a", "b", "y"), zip(*rows, strict=True), strict=True)))
     ctx = Context("data", "data.table", seed=7, scratch=folder, _tell=lambda _: None)
-    data = front.load_table(config(path, **NO_SPLITS), ctx)
+    try:
+        data = front.load_table(config(path, **NO_SPLITS), ctx)
+    except StageError as error:
+        assert "target 'y': float32, in which targets are stored, has steps of" in str(error)
+        reject()
     tensors, values_N3 = batch_of(data), np.array(rows)
     with np.errstate(under="ignore"):
         targets_N = values_N3[:, 2].astype(np.float32)

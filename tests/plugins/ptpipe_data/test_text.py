@@ -29,7 +29,7 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, pr
 
 import ptpipe_data as front
 from ptpipe import Context, StageError
-from ptpipe.events import LogLine
+from ptpipe.events import LogLine, Notice
 from ptpipe_torch import (
     Classification,
     Column,
@@ -358,15 +358,21 @@ class TestTrainedTokenizer:
 
 
 class TestLengths:
-    def test_longer_texts_are_truncated_and_it_is_said(self, tmp_path: Path, load: Load, events: list[Any]) -> None:
+    def test_longer_texts_are_truncated_and_it_is_said(self, tmp_path: Path, load: Load, events) -> None:
         path = write(tmp_path / "t.csv", {"text": ["a b c d e f", "a b", "a b c d"], "y": list("uvu")})
         whole = token_ids(load(path))
         assert not [event for event in events if isinstance(event, LogLine)]
         data = load(path, max_length=4)
         assert token_ids(data) == [tokens[:4] for tokens in whole] and tokens_info(data).max_length == 4
-        assert [event.text for event in events if isinstance(event, LogLine)] == [
-            f"2 of 3 texts in {path} have more than max_length: 4 tokens; they were truncated"
-        ]
+        assert events.notices == [f"2 of 3 texts in {path} have more than max_length: 4 tokens; they were truncated"]
+
+    @pytest.mark.parametrize(("num", "kind"), [(99, Notice), (100, LogLine)])
+    def test_few_truncated_texts_are_in_the_log_alone(
+        self, tmp_path: Path, load: Load, events: list[Any], num: int, kind: type
+    ) -> None:
+        load(write(tmp_path / "t.csv", {"text": ["a b c d", *["a"] * (num - 1)], "y": ["u"] * num}), max_length=3)
+        (event,) = [event for event in events if isinstance(event, Notice | LogLine)]
+        assert isinstance(event, kind) and "1 of " in event.text
 
     def test_every_batch_has_max_length_where_that_is_wanted(self, tmp_path: Path, load: Load) -> None:
         data = load(write(tmp_path / "t.csv", reviews()), max_length=64, padding="max_length")
@@ -403,7 +409,34 @@ class TestDelivered:
 
     def test_its_digest_is_among_the_facts(self, tmp_path: Path, load: Load) -> None:
         data = load(write(tmp_path / "t.csv", reviews()))
-        assert hashlib.sha256(data.assets["tokenizer.json"]).hexdigest() == tokens_info(data).tokenizer_sha256
+        tokenizer = delivered(data)
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        assert hashlib.sha256(tokenizer.to_str().encode()).hexdigest() == tokens_info(data).tokenizer_sha256
+
+    @pytest.mark.parametrize("task", [CLASSES, LANGUAGE | {"targets": []}], ids=["classes", "language"])
+    def test_texts_of_another_file_and_length_fit(self, tmp_path: Path, load: Load, task: dict[str, Any]) -> None:
+        data = load(write(tmp_path / "t.csv", reviews()), **task)
+        (tmp_path / "t.json").write_bytes(data.assets["tokenizer.json"])
+        other = write(tmp_path / "u.csv", {"text": ["a film", "words"], "y": ["pos", "neg"]})
+        shorter, longer = (load(other, **task, tokenizer=str(tmp_path / "t.json"), max_length=of) for of in (64, 512))
+        shorter.info.check_fit("net", data.info.signature)
+        with pytest.raises(StageError, match=r"\[at most 256 in a text\]; u has \[at most 512 in a text\]: the model"):
+            longer.info.check_fit("net", data.info.signature)
+
+    def test_that_of_a_language_model_adds_nothing(self, tmp_path: Path, load: Load) -> None:
+        """Of special tokens, the training has seen what ends a text alone."""
+        table = reviews()
+        data = load(write(tmp_path / "t.csv", table), **LANGUAGE, targets=[])
+        stream = flat(token_ids(data))
+        assert CLS not in stream and delivered(data).encode(table["text"][0]).ids == stream[: stream.index(2)]
+
+        def change(tokenizer: Tokenizer) -> None:
+            tokenizer.post_processor = processors.TemplateProcessing(single="[CLS] $A", special_tokens=[("[CLS]", 8)])
+
+        own = own_tokenizer(tmp_path / "t.json", "a b", {"[CLS]": 8, "[PAD]": 9}, change)
+        data = load(write(tmp_path / "u.csv", {"text": ["a b", "b"]}), **LANGUAGE, targets=[], tokenizer=own)
+        assert delivered(data).encode("a b").ids == [1, 2]
 
     def test_a_model_of_another_tokenizer_does_not_fit(self, tmp_path: Path, load: Load) -> None:
         data = load(write(tmp_path / "t.csv", reviews()))

@@ -583,7 +583,7 @@ def test_what_is_not_known_fits() -> None:
     known.check_fit("net", unnamed)
     known.check_inputs("net", unnamed)
     of_texts("a" * 64, names=("0", "1")).check_fit("net", known.signature)
-    assert unknown.signature.meanings == {"tokens": ("90 tokens",)}
+    assert unknown.signature.meanings == {"tokens": ("90 tokens", "at most 9 in a text")}
 
 
 def test_a_training_may_change_the_classes_but_not_their_order() -> None:

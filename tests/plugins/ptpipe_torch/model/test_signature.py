@@ -91,6 +91,20 @@ def test_other_statistics_are_named_with_what_to_do() -> None:
             check_meaning("net takes numbers", JANUARY, "others", ("size", *FEBRUARY[1:]), retrained=retrained)
 
 
+def test_a_model_takes_shorter_texts_but_no_longer_ones() -> None:
+    found, same, longer = (("tokenizer a", f"at most {length} in a text") for length in (16, 8, 128))
+    check_meaning("net takes tokens", found, "others", same)
+    message = (
+        r"net takes tokens of \[at most 16 in a text\]; others has \[at most 128 in a text\]: the model takes no long"
+    )
+    with pytest.raises(StageError, match=message):
+        check_meaning("net takes tokens", found, "others", longer)
+    check_meaning("net takes tokens", found[:1], "others", longer)  # a former model's is not known
+    for other in (("tokenizer b", "at most 8 in a text"), ("tokenizer a", "at most x in a text")):
+        with pytest.raises(StageError, match="the same numbers stand for something else there"):
+            check_meaning("net takes tokens", found, "others", other)
+
+
 def test_what_differs_first_is_shown_where_words_are_long() -> None:
     many = [f"{STATISTICS}column {number}: mean 0.123456789012, std 0.123456789012" for number in range(8)]
     assert describe_meanings(many, [*many[:7], "statistics of it: mean 1, std 1"])[1] == (
