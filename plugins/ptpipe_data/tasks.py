@@ -67,7 +67,7 @@ def moments(values: npt.NDArray[Any], channel_axis: int = 1) -> tuple[npt.NDArra
 
 def _check_steps(names: Sequence[str], train: npt.NDArray[Any], std_T: npt.NDArray[np.float64]) -> None:
     axes = (0, *range(2, train.ndim))
-    largest_T = np.maximum(train.max(axes), -train.min(axes)).astype(np.float64)
+    largest_T = np.maximum(train.max(axes, initial=0), -train.min(axes, initial=0)).astype(np.float64)
     step_T = np.ldexp(1.0, np.frexp(largest_T)[1] - 24)
     for name, largest, step, std in zip(names, largest_T, step_T, std_T, strict=True):
         if step > _MAX_STEP * std and std != 1:  # 1: a constant

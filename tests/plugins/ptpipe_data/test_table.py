@@ -266,6 +266,7 @@ def test_targets_that_float32_rounds_are_refused(tmp_path: Path, load: Load) -> 
     assert len(set(batch_of(load(path))["targets"].ravel().tolist())) == 60
     write(path, {"a": list(range(60)), "y": [1_750_000_000] * 60})
     assert load(path).info.task.std == (1.0,), "a constant"
+    assert load(path, targets=["a"], train_size=0, calibration_size=0).info.task.std == (1.0,), "no row"
 
 
 def test_categories_are_those_of_train_and_0_is_any_other(tmp_path: Path, load: Load, suffix: str) -> None:
