@@ -19,6 +19,8 @@ AS_WRITTEN = {b"ptpipe": b"as written"}
 """Metadata of columns of names that look like numbers or times."""
 BLOCK_BYTES = 32 << 20
 """A row must lie in one block."""
+_USUAL, _MIN_USUAL, _MAX_LINES = 0.05, 20, 20
+"""Of rows and values: so many have a text of several lines, on average of fewer than so many, where these are usual."""
 _WHOLE_FLOAT = r"^([+-]?(?:0|[1-9][0-9]*))\.0$"
 """A whole number as pandas writes it into a column where others are missing."""
 
@@ -67,7 +69,7 @@ def read_csv(file: Path, config: TableFileConfig, texts: pa.Schema, known: Colle
 
 
 def line_breaks(content: pa.Table) -> str | None:
-    """Return what to say about values of several lines; None where there are none."""
+    """Return what to say about values of several lines; None where there are none, or many have a few, as texts may."""
     num_values, num_breaks, first = 0, 0, []
     for number, field in enumerate(content.schema):
         if types.is_string(field.type):
@@ -76,7 +78,8 @@ def line_breaks(content: pa.Table) -> str | None:
             if num := compute.sum(has_breaks).as_py():
                 num_values, num_breaks = num_values + num, num_breaks + compute.sum(breaks).as_py()
                 first.append((compute.index(has_breaks, True).as_py(), field.name))
-    if not first:
+    is_usual = num_values >= max(_USUAL * len(content), _MIN_USUAL) and num_breaks < _MAX_LINES * num_values
+    if not first or is_usual:
         return None
     row, name = min(first)
     values = "1 value in quotation marks has" if num_values == 1 else f"{num_values:,} values in quotation marks have"

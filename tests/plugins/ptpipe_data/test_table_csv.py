@@ -121,6 +121,13 @@ class TestQuotation:
         (found,) = read(path := tmp_path / "t.csv", content).notices
         assert found.startswith(f"{path}: {notice}")
 
+    @pytest.mark.parametrize(("num_lines", "num_notices"), [(3, 0), (40, 1)])
+    def test_texts_of_a_few_lines_are_usual_where_many_are(
+        self, tmp_path: Path, num_lines: int, num_notices: int
+    ) -> None:
+        rows = [f'{number},"{chr(10).join(["x"] * num_lines)}"\n' for number in range(30)]
+        assert len(read(tmp_path / "t.csv", "a,y\n" + "".join(rows)).notices) == num_notices
+
     @pytest.mark.parametrize(
         "content", ['a,y\n1,5" x\n2,"v"\n', 'a,y\n1,"5"" x"\n2,"v', 'a,y\n"1","""', 'a,y\n1,"5" """"""""""""']
     )
