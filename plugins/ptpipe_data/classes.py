@@ -12,7 +12,10 @@ from ptpipe import StageError, nearest
 from ptpipe_torch import Classification
 
 if TYPE_CHECKING:
+    from ptpipe import Context
     from ptpipe_data.config import ClassesConfig
+
+_MAX_NAMED = 10
 
 
 def classification(
@@ -31,6 +34,21 @@ def classification(
         focal_gamma=options.focal_gamma,
         positive_class=positive,
     )
+
+
+def refuse_single_class(where: object, class_names: Sequence[str]) -> None:
+    """Raise StageError where there is one class: a network that always predicts it would be right."""
+    if len(class_names) == 1:
+        raise StageError(f"{where} has samples of one class, {class_names[0]}: a classification needs two")
+
+
+def report_absent(counts_K: npt.NDArray[np.int64], class_names: Sequence[str], ctx: Context) -> None:
+    """Give a notice that names the classes of which train has nothing."""
+    absent = [name for name, count in zip(class_names, counts_K.tolist(), strict=True) if not count]
+    if absent:
+        more = ", ..." if len(absent) > _MAX_NAMED else ""
+        named = ", ".join(absent[:_MAX_NAMED])
+        ctx.notice(f"train has nothing of {len(absent):,} of {len(class_names):,} classes: {named}{more}")
 
 
 def balanced_weights(counts_K: npt.NDArray[np.int64]) -> tuple[float, ...]:

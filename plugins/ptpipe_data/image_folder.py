@@ -6,26 +6,19 @@ Shape legend: N images, C channels, H height, W width.
 from __future__ import annotations
 
 import hashlib
-import os
-from collections.abc import Iterator
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ptpipe import JSON, Context, StageError
+from ptpipe_data.image_files import SUFFIXES, list_files, refuse_damaged, suffix_of, walk
 from ptpipe_data.paths import change_stamp, find_path, split_folders
-from ptpipe_torch.data.images import FORMATS
 
 if TYPE_CHECKING:
     from ptpipe_data.image_config import EncodedImageConfig, ImageFolderConfig
     from ptpipe_data.scratch_arrays import MakeArray
     from ptpipe_torch import Column, Data, Split, Task
 
-_SUFFIXES = frozenset(suffix for suffixes in FORMATS.values() for suffix in suffixes)
-_MAX_DEPTH = 32
-_MAX_PATH = 512
-"""In an array of paths each takes as much memory as the longest."""
-_MAX_LINKS = 2
-"""Links to folders are followed where a split or a class is one. More, one inside another, may be a loop."""
 IMAGENET = {3: ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)), 1: ((0.449,), (0.226,))}
 """Mean and standard deviation of torchvision's ImageNet models; for grayscale, averaged over the channels."""
 _MEASURED_IMAGES = 512
@@ -45,9 +38,10 @@ def fingerprint(path: str) -> JSON:
     """Return the folder, the number of images, and a digest of their relative paths, sizes and times of change."""
     root = find_root(path)
     digest, num_files = hashlib.sha256(), 0
-    for relative, entry in _walk(root, ""):
-        digest.update(change_stamp(relative, entry.stat()))
-        num_files += 1
+    for relative, entry in walk(root):
+        if suffix_of(relative) in SUFFIXES:
+            digest.update(change_stamp(relative, entry.stat()))
+            num_files += 1
     return {"root": str(root), "num_files": num_files, "digest": digest.hexdigest()}
 
 
@@ -62,10 +56,17 @@ def load_image_folder(config: ImageFolderConfig, ctx: Context) -> Data:
     root = find_root(config.path)
     folders = split_folders(root)
     list_images = _list_unlabeled if config.unlabeled else _list_images
-    listed = {name: list_images(root, folder) for name, folder in folders.items()}
+    listed = {name: list_images(root, folder, ctx) for name, folder in folders.items()}
+    refuse_damaged(root, (path for files in listed.values() for _, path in files))
     classes = sorted({class_name for files in listed.values() for class_name, _ in files})
     if missing := sorted(set(classes) - {class_name for class_name, _ in listed["train"]}):
         raise StageError(f"{root / folders['train']} has no images of the class {missing[0]}")
+    if len(classes) == 1 and not config.unlabeled:
+        raise StageError(
+            f"{root / folders['train']} has images in one folder alone, {classes[0]}: a classification needs a folder "
+            f"for each of its classes (is {root / folders['train'] / classes[0]} the `path`?); without classes: "
+            "unlabeled"
+        )
     found = {name: _lazy_split(root, files, classes, config) for name, files in listed.items()}
     if config.in_memory:
         with scratch_arrays(ctx.scratch) as make_array:
@@ -76,67 +77,42 @@ def load_image_folder(config: ImageFolderConfig, ctx: Context) -> Data:
     if config.unlabeled:
         splits = {name: Split(of.ids, of.inputs, {}) for name, of in splits.items()}
     else:
+        _refuse_untrained(splits, config, classes)
         task = classification(classes, config.classes, labels_of(splits["train"]))
     info = image_info(root.name, task, images, *normalization(images, config), resizing=config.resizing)
     return Data(info, splits, config.loader_options())
 
 
-def list_files(folder: Path) -> list[str]:
-    """Return the relative paths of the image files below a folder, sorted, without hidden ones.
+def _refuse_untrained(splits: Mapping[str, Split], config: ImageFolderConfig, classes: list[str]) -> None:
+    """Raise StageError where all images of a class were drawn for val and test."""
+    import numpy as np
 
-    Raises StageError for a name that can't be printed, or is too long.
-    """
-    paths = [path for path, _ in _walk(folder, "")]
-    for path in paths:
-        _check_name(folder, path)
-    return paths
+    from ptpipe_data.labelled_images import labels_of
 
-
-def _check_name(folder: Path, path: str) -> None:
-    if not path.isprintable():  # a name that is not UTF-8 has surrogates, which are not printable
-        raise StageError(f"{str(folder / path)!r}: rename it; image names must be printable UTF-8")
-    if len(path) > _MAX_PATH:
-        raise StageError(f"{folder / path} is longer than {_MAX_PATH} characters: rename it")
-
-
-def _walk(folder: Path, relative: str, num_links: int = 0) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    """Yield relative path and entry of each image file below a folder, sorted by name, without hidden ones.
-
-    `num_links`: how many links to folders led to `folder`.
-    """
-    if num_links > _MAX_LINKS or relative.count("/") > _MAX_DEPTH:
-        reason = "its links to folders may be a loop" if num_links > _MAX_LINKS else "folders are nested too deeply"
-        raise StageError(f"{str(folder)!r}: {reason}")
-    try:
-        with os.scandir(folder) as entries:
-            found = [(entry, entry.is_dir(), entry.is_file()) for entry in entries if not entry.name.startswith(".")]
-    except OSError as error:  # also a link to itself
-        raise StageError(f"{error.filename!r} can't be read: {error.strerror}") from error
-    for entry, is_folder, is_file in sorted(found, key=lambda item: item[0].name):
-        path = f"{relative}{entry.name}"
-        if is_folder:
-            yield from _walk(folder / entry.name, f"{path}/", num_links + entry.is_symlink())
-        elif os.path.splitext(entry.name)[1].lower() in _SUFFIXES:  # noqa: PTH122 - a Path per file is slow
-            if not is_file:
-                raise StageError(f"{entry.path!r} is neither a file nor a folder: remove it")
-            yield path, entry
+    counts_K = np.bincount(labels_of(splits["train"]), minlength=len(classes))
+    if config.train_size is not None or counts_K.all():  # what is left out is the user's choice
+        return
+    number = int(counts_K.argmin())
+    ids = [id_ for name in ("val", "test") for id_ in splits[name].ids[labels_of(splits[name]) == number]]
+    raise StageError(
+        f"train has no image of the class {classes[number]}: {', '.join(ids[:3])} were drawn for val and test. Add "
+        "images of this class or lower val_size and test_size; or choose yourself, by folders train, val and test"
+    )
 
 
-def _list_images(root: Path, name: str) -> list[tuple[str, str]]:
+def _list_images(root: Path, name: str, ctx: Context) -> list[tuple[str, str]]:
     """Return class name and path relative to `root` of each image in the folder `root/name`."""
     prefix = f"{name}/" if name else ""
-    files = [path for path, _ in _walk(root / name, prefix)]
     listed = []
-    for path in files:
-        _check_name(root, path)
-        class_name, slash, _ = path[len(prefix) :].partition("/")
+    for path in list_files(root / name, ctx.notice):
+        class_name, slash, _ = path.partition("/")
         if not slash:
             raise StageError(
-                f"{root / path} is not in a class folder ({root / name} must contain one folder per class)"
+                f"{root / name / path} is not in a class folder ({root / name} must contain one folder per class)"
             )
-        listed.append((class_name, path))
+        listed.append((class_name, f"{prefix}{path}"))
     if not listed:
-        raise StageError(f"{root / name} has no images in class folders ({', '.join(sorted(_SUFFIXES))})")
+        raise StageError(f"{root / name} has no images in class folders ({', '.join(sorted(SUFFIXES))})")
     with_images = {class_name for class_name, _ in listed}
     for entry in sorted((root / name).iterdir()):
         if entry.is_dir() and entry.name not in with_images and not entry.name.startswith("."):
@@ -144,11 +120,11 @@ def _list_images(root: Path, name: str) -> list[tuple[str, str]]:
     return listed
 
 
-def _list_unlabeled(root: Path, name: str) -> list[tuple[str, str]]:
+def _list_unlabeled(root: Path, name: str, ctx: Context) -> list[tuple[str, str]]:
     """Return the same of images in any folders, or none, with no name of a class."""
-    files, prefix = list_files(root / name), f"{name}/" if name else ""
+    files, prefix = list_files(root / name, ctx.notice), f"{name}/" if name else ""
     if not files:
-        raise StageError(f"{root / name} has no images ({', '.join(sorted(_SUFFIXES))})")
+        raise StageError(f"{root / name} has no images ({', '.join(sorted(SUFFIXES))})")
     return [("", f"{prefix}{path}") for path in files]
 
 

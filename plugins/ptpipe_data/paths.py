@@ -8,6 +8,13 @@ from pathlib import Path
 
 from ptpipe import StageError
 
+_OTHER_NAMES = {
+    "train": ("training",),
+    "val": ("valid", "validation", "dev", "development"),
+    "test": ("testing", "eval", "evaluation"),
+}
+"""What folders of splits are called elsewhere."""
+
 
 def find_path(path: str) -> Path:
     """Return an existing path as an absolute one: relative to the working directory, else to $PTPIPE_DATA.
@@ -26,10 +33,26 @@ def find_path(path: str) -> Path:
 
 
 def split_folders(root: Path) -> dict[str, str]:
-    """Return the folder of each split, relative to `root`: the root itself is train's where none is called train."""
-    if not (root / "train").is_dir():
+    """Return the folder of each split, relative to `root`: the root itself is train's where none is called train.
+
+    Raises StageError where folders are called otherwise than splits are, and can be nothing else.
+    """
+    folders = [entry.name for entry in sorted(root.iterdir()) if entry.is_dir() and not entry.name.startswith(".")]
+    found = {name: name for name in _OTHER_NAMES if (root / name).is_dir()}
+    meant = {folder: split for folder in folders if (split := _split_called(folder))}
+    if "train" not in found and (len(meant) < len(folders) or len(folders) < 2):
         return {"train": ""}
-    return {name: name for name in ("train", "val", "test") if (root / name).is_dir()}
+    others = [folder for folder, split in meant.items() if split not in found or "train" not in found]
+    if others:
+        raise StageError(
+            f"{root} has folders called {', '.join(others)}: call those of splits train, val and test, or move them"
+        )
+    return found
+
+
+def _split_called(folder: str) -> str | None:
+    """Return the split that a folder's name means, whatever its case."""
+    return next((split for split, others in _OTHER_NAMES.items() if folder.lower() in (split, *others)), None)
 
 
 def change_stamp(name: str, status: os.stat_result) -> bytes:

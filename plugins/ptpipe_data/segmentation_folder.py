@@ -5,9 +5,9 @@ Shape legend: N images, H height, W width.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,12 +17,14 @@ from PIL import Image
 from ptpipe import Context, StageError
 from ptpipe_data.channel_stats import channel_stats
 from ptpipe_data.classes import balanced_weights
-from ptpipe_data.image_folder import IMAGENET, find_root, list_files
+from ptpipe_data.image_files import list_files, refuse_damaged
+from ptpipe_data.image_folder import IMAGENET, find_root
+from ptpipe_data.masks import count_classes
 from ptpipe_data.paths import split_folders
 from ptpipe_data.scratch_arrays import MakeArray, scratch_arrays
 from ptpipe_data.splitting import draw_missing_splits
-from ptpipe_torch import ArrayColumn, Column, Data, DatasetInfo, ImageInfo, Resizing, Segmentation, Split
-from ptpipe_torch.data.images import open_image_file
+from ptpipe_torch import ArrayColumn, Data, DatasetInfo, ImageInfo, Resizing, Segmentation, Split
+from ptpipe_torch.data.images import in_8_bits, open_image_file
 
 if TYPE_CHECKING:
     from ptpipe_data.config import SegmentationFolderConfig
@@ -36,18 +38,20 @@ _MODES = ("1", "L", "P")
 def load_segmentation_folder(config: SegmentationFolderConfig, ctx: Context) -> Data:
     """Return the data set in `config.path`. Raises StageError, with the path, for files that don't fit together."""
     root = find_root(config.path)
-    pairs = {name: _pairs(root / folder) for name, folder in split_folders(root).items()}
+    pairs = {name: _pairs(root / folder, ctx) for name, folder in split_folders(root).items()}
+    refuse_damaged(root, (str(path) for of in pairs.values() for pair in of for path in pair))
     shape_HW = config.image_size or _size_of(pairs["train"][0][0], config)
     with scratch_arrays(ctx.scratch) as make_array:
         reader = _Reader(config, ctx, root, shape_HW, make_array, sum(map(len, pairs.values())))
         found = {name: reader.split(name, of) for name, of in pairs.items()}
     splits = draw_missing_splits(found, config, ctx.seed, test_fraction=_TEST_FRACTION)
     mean, std = IMAGENET[3] if config.normalize == "imagenet" else channel_stats(splits["train"].inputs[_IMAGES])
+    counts_K = count_classes(splits["train"].targets[_MASKS], config.class_names, config.ignore, ctx)
     task = Segmentation(
         class_names=config.class_names,
         shape_HW=shape_HW,
         ignore=config.ignore,
-        class_weights=_class_weights(config, splits["train"].targets[_MASKS]),
+        class_weights=balanced_weights(counts_K) if config.class_weights == "balanced" else (),
     )
     resizing = Resizing() if config.image_size else None
     images = ImageInfo(shape_CHW=(3, *shape_HW), mean=mean, std=std, resizing=resizing)
@@ -55,29 +59,29 @@ def load_segmentation_folder(config: SegmentationFolderConfig, ctx: Context) -> 
     return Data(info, splits, config.loader_options())
 
 
-def _class_weights(config: SegmentationFolderConfig, masks: Column) -> tuple[float, ...]:
-    if config.class_weights == "none":
-        return ()
-    counts_V = np.zeros(256, dtype=np.int64)
-    for row in range(len(masks)):  # one at a time: all of them may be more than memory
-        counts_V += np.bincount(masks.take(np.array([row])).ravel(), minlength=256)
-    return balanced_weights(counts_V[: len(config.class_names)])
-
-
-def _pairs(folder: Path) -> list[tuple[Path, Path]]:
-    """Return the files of each image and its mask: those of the same name, whatever their suffix."""
+def _pairs(folder: Path, ctx: Context) -> list[tuple[Path, Path]]:
+    """Return the files of each image and its mask: those of the same name and subfolder, whatever their suffix."""
     folders = [folder / kind for kind in (_IMAGES, _MASKS)]
-    images, masks = ({path.with_suffix("").name: path for path in _files(of)} for of in folders)
+    images, masks = (_files(of, ctx) for of in folders)
     for have, need, where in ((images, masks, folders[1]), (masks, images, folders[0])):
         if missing := sorted(have.keys() - need.keys()):
-            raise StageError(f"{have[missing[0]]} has no counterpart {missing[0]!r} in {where}")
-    return [(images[stem], masks[stem]) for stem in sorted(images)]
+            raise StageError(
+                f"{have[missing[0]]} has no counterpart {missing[0]!r} in {where}: an image and its mask have the same "
+                "name, in the same subfolder if any"
+            )
+    return [(images[key], masks[key]) for key in sorted(images)]
 
 
-def _files(folder: Path) -> Sequence[Path]:
+def _files(folder: Path, ctx: Context) -> Mapping[str, Path]:
+    """Return the images below a folder by their path in it, without suffix."""
     if not folder.is_dir():
         raise StageError(f"{folder} is missing: images and masks lie in folders of these names, side by side")
-    files = [folder / path for path in list_files(folder)]
+    files: dict[str, Path] = {}
+    for path in list_files(folder, ctx.notice):
+        key = path.removesuffix(PurePosixPath(path).suffix)
+        if key in files:
+            raise StageError(f"{files[key]} and {folder / path} have the same name but for the suffix: remove one")
+        files[key] = folder / path
     if not files:
         raise StageError(f"{folder} has no images")
     return files
@@ -132,7 +136,8 @@ class _Reader:
             raise StageError(f"{mask_path} has the mode {mask.mode}; masks have one byte a pixel, the class's number")
         mask_HW = np.asarray(mask.resize(size, Image.Resampling.NEAREST), dtype=np.uint8)
         self._check_classes(mask_HW, mask_path)
-        return np.asarray(Resizing().fit(image.convert("RGB"), self.shape_HW)), mask_HW
+        pixels = in_8_bits(image, str(image_path), channels=3)
+        return np.asarray(Resizing().fit(pixels, self.shape_HW)), mask_HW
 
     def _check_classes(self, mask_HW: npt.NDArray[np.uint8], path: Path) -> None:
         num_classes = len(self.config.class_names)

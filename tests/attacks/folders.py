@@ -99,7 +99,7 @@ ATTACKS = [
         "image folder, a link to a private file",
         partial(with_link, name="cat/z.png", target="/etc/passwd"),
         "image_folder",
-        r"StageError: .*z\.png can't be read as an image: it is none of [A-Z, ]+$",
+        r"StageError: .*z\.png can't be read as an image: it is none of [A-Z, ]+; remove or replace it$",
     ),
     *(
         Attack(f"image name, {name}", partial(with_name, name=content), "image_folder", "StageError: '.*': rename it")

@@ -76,8 +76,8 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, 
 
 def existing_files(names: Sequence[str]) -> UsageError:
     """Return the error about files that a command would replace."""
-    verb, which = ("exist", "them") if len(names) > 1 else ("exists", "it")
-    return UsageError(f"{' and '.join(names)} {verb} (--force replaces {which})")
+    exist, which = ("exist", "them") if len(names) > 1 else ("exists", "it")
+    return UsageError(f"{' and '.join(names)} {exist} (--force replaces {which})")
 
 
 def read_vocabulary(named: Sequence[str]) -> Vocabulary:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 FORMATS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "BMP": (".bmp",),
-        "JPEG": (".jpeg", ".jpg"),
+        "JPEG": (".jpeg", ".jpg", ".jfif"),
         "PNG": (".png",),
         "PPM": (".pgm", ".ppm"),
         "TIFF": (".tif", ".tiff"),
@@ -77,18 +77,29 @@ class ImageDecoder:
             check_size(image, name, self.max_pixels, scale)
         # JPEG decodes faster at 1/2, 1/4 or 1/8 scale; twice the target size loses nothing visible.
         image.draft(None, (2 * width, 2 * height))
-        return np.asarray(self._fit(image)).reshape(*self.height_and_width, self.channels)
+        fitted = Resizing(shorter_side=self.resize).fit(in_8_bits(image, name, self.channels), self.height_and_width)
+        return np.asarray(fitted).reshape(*self.height_and_width, self.channels)
 
-    def _fit(self, image: PILImage) -> PILImage:
-        import numpy as np
-        from PIL import Image
 
-        if image.mode == "P" and "transparency" in image.info:
-            image = image.convert("RGBA")  # Pillow warns when it drops transparency
-        if image.mode in ("I", "I;16", "I;16B", "I;16L"):
-            image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))  # Pillow would clip 16-bit values at 255
-        image = image.convert("RGB" if self.channels == 3 else "L")
-        return Resizing(shorter_side=self.resize).fit(image, self.height_and_width)
+def in_8_bits(image: PILImage, name: str, channels: int) -> PILImage:
+    """Return the image in RGB, or with one channel in grey; 16-bit grey is scaled to 8 bits.
+
+    Raises StageError, with its name, for pixels of another range: which of their values is white is not known.
+    """
+    import numpy as np
+    from PIL import Image
+
+    if image.mode == "P" and "transparency" in image.info:
+        image = image.convert("RGBA")  # Pillow warns when it drops transparency
+    if image.mode == "F":
+        raise StageError(f"{name} has floating-point pixels: save it with 8 or 16 bits, or use data.arrays")
+    if image.mode.startswith("I"):  # Pillow would clip the values at 255
+        values_HW = np.asarray(image)
+        low, high = values_HW.min(), values_HW.max()
+        if image.mode == "I" and (low < 0 or high > 65_535 or 0 < high < 256):  # also of 16 bits in some formats
+            raise StageError(f"{name} has pixels of {low} to {high} in 32 bits: save it with 8 or 16 bits")
+        image = Image.fromarray((values_HW >> 8).astype(np.uint8))
+    return image.convert("RGB" if channels == 3 else "L")
 
 
 @dataclass(frozen=True, eq=False)

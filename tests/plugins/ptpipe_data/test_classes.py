@@ -10,7 +10,7 @@ from sklearn.utils.class_weight import compute_class_weight
 
 import ptpipe_data as front
 from ptpipe import Context, StageError
-from ptpipe_data.classes import balanced_weights, classification
+from ptpipe_data.classes import balanced_weights, classification, report_absent
 from ptpipe_data.config import ClassesConfig, SyntheticConfig
 from ptpipe_data.table_config import TableConfig
 from ptpipe_torch import Classification
@@ -60,3 +60,10 @@ def test_options_of_stages(tmp_path: Path) -> None:
     assert task.positive_class == "ham" and task.class_weights[0] > 2 > task.class_weights[1]
     with pytest.raises(ValueError, match="classes is an option of the task classification"):
         TableConfig.model_validate(table | {"task": "multi_label"})
+
+
+def test_absent_classes_are_reported(ctx, events) -> None:
+    report_absent(np.array([1, 2]), ("ham", "spam"), ctx)
+    assert not events.notices
+    report_absent(np.array([0] * 1011 + [3]), [str(number) for number in range(1012)], ctx)
+    assert events.notices == ["train has nothing of 1,011 of 1,012 classes: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, ..."]

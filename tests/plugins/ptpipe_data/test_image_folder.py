@@ -115,6 +115,10 @@ def test_an_image_of_the_same_size_and_time_is_another_one(one_folder: Path) -> 
         (lambda root: [shutil.rmtree(path) for path in root.iterdir()], r"pictures has no images in class folders"),
         (lambda root: (root / "grey").mkdir(), r"pictures/grey has no images"),
         (lambda root: paint(root / "stray.png", (0, 0, 0)), r"stray\.png is not in a class folder"),
+        (
+            lambda root: [shutil.rmtree(root / name) for name in ("blue", "green")],
+            r"pictures has images in one folder alone, red: .* \(is .*pictures/red the `path`\?\)",
+        ),
     ],
 )
 def test_invalid_folders(one_folder: Path, ctx: Context, damage: Callable, message: str) -> None:
@@ -132,6 +136,18 @@ def test_class_missing_from_training(split_folders: Path, ctx: Context) -> None:
     paint(split_folders / "test" / "violet" / "1.png", (9, 9, 9))
     with pytest.raises(StageError, match="train has no images of the class violet"):
         front.load_image_folder(config(split_folders), ctx)
+
+
+def test_class_whose_images_were_all_drawn_for_test(one_folder: Path, ctx: Context) -> None:
+    for path in sorted((one_folder / "red").iterdir())[1:]:
+        path.unlink()
+    options = {"test_size": 0.9, "val_size": 0.05}
+    with pytest.raises(
+        StageError, match=r"train has no image of the class red: red/00\.png were drawn for val and test"
+    ):
+        front.load_image_folder(config(one_folder, **options), ctx)
+    data = front.load_image_folder(config(one_folder, **options, train_size=2), ctx)
+    assert data.info.task.class_names == ("blue", "green", "red"), "few of train are the user's choice"
 
 
 def test_name_that_is_not_utf8(one_folder: Path, ctx: Context) -> None:
@@ -199,7 +215,7 @@ def test_resize_and_centre_crop(tmp_path: Path, ctx: Context) -> None:
         folder = tmp_path / "p" / "a"
         folder.mkdir(parents=True, exist_ok=True)
         Image.fromarray(pixels).save(folder / f"{number}.png")
-    data = front.load_image_folder(config(tmp_path / "p", resize=20, val_size=0, test_size=0), ctx)
+    data = front.load_image_folder(config(tmp_path / "p", unlabeled=True, resize=20, val_size=0, test_size=0), ctx)
     pixels_NHWC = data.splits["train"].inputs["images"].take(np.arange(5))
     for id_, pixels_HWC in zip(data.splits["train"].ids, pixels_NHWC, strict=True):
         with Image.open(tmp_path / "p" / id_) as image:
@@ -221,7 +237,9 @@ def test_modes(tmp_path: Path, ctx: Context, mode: str) -> None:
     for number in range(2):
         made.save(folder / f"{number}.{'tif' if mode == 'CMYK' else 'png'}", **options)
     for channels in (1, 3):
-        data = front.load_image_folder(config(tmp_path / "p", channels=channels, val_size=0, test_size=1), ctx)
+        data = front.load_image_folder(
+            config(tmp_path / "p", unlabeled=True, channels=channels, val_size=0, test_size=1), ctx
+        )
         pixels_NHWC = data.splits["train"].inputs["images"].take(np.arange(1))
         assert pixels_NHWC.shape == (1, 16, 16, channels)
         assert 190 < pixels_NHWC.mean() < 210, "light grey stays light"  # P and 1 are dithered
@@ -236,7 +254,7 @@ def test_large_jpeg_is_decoded_small_but_alike(tmp_path: Path, ctx: Context) -> 
     folder.mkdir(parents=True)
     for number in range(2):
         Image.fromarray(pixels).save(folder / f"{number}.jpg", quality=95)
-    data = front.load_image_folder(config(tmp_path / "p", image_size=64, val_size=0, test_size=1), ctx)
+    data = front.load_image_folder(config(tmp_path / "p", unlabeled=True, image_size=64, val_size=0, test_size=1), ctx)
     got = data.splits["train"].inputs["images"].take(np.arange(1))[0].astype(int)
     expected = np.asarray(Image.fromarray(pixels).resize((85, 64), Image.Resampling.BILINEAR))[:, 10:74].astype(int)
     assert np.abs(got - expected).mean() < 3
@@ -253,7 +271,7 @@ def test_height_and_width_are_resized_to_and_nothing_is_cropped(
     folder.mkdir(parents=True)
     for number in range(2):
         Image.fromarray(pixels).save(folder / f"{number}.{suffix}")
-    options = {"image_size": (32, 100), "val_size": 0, "test_size": 1, "in_memory": in_memory}
+    options = {"unlabeled": True, "image_size": (32, 100), "val_size": 0, "test_size": 1, "in_memory": in_memory}
     data = front.load_image_folder(config(tmp_path / "p", **options), ctx)
     (tmp_path / "stored").mkdir()
     data.save(tmp_path / "stored")

@@ -74,6 +74,42 @@ def test_test_and_val_are_drawn_where_there_are_none(load, tmp_path: Path) -> No
     }  # fmt: skip
 
 
+def test_masks_are_those_of_the_same_subfolder(load, folder: Path, tmp_path: Path) -> None:
+    for clip in ("a", "b"):
+        for kind in ("images", "masks"):
+            (tmp_path / "clips" / kind / clip).mkdir(parents=True)
+            for number in range(10):
+                value = (clip == "b") * (100 if kind == "images" else 1)
+                shape = (SIDE, SIDE, 3) if kind == "images" else (SIDE, SIDE)
+                pixels = np.full(shape, value, np.uint8)
+                Image.fromarray(pixels).save(tmp_path / "clips" / kind / clip / f"{number:04}.png")
+    data = load(path=str(tmp_path / "clips"), val_size=0, test_size=0)
+    train = data.splits["train"]
+    assert len(train) == 20 and train.ids[0] == "images/a/0000.png"
+    assert np.array_equal(train.inputs["images"].values()[..., 0], train.targets["masks"].values() * 100)
+    (tmp_path / "clips" / "masks" / "b").rename(tmp_path / "clips" / "masks" / "c")
+    with pytest.raises(
+        StageError, match=r"b/0000.png has no counterpart 'b/0000' in .*masks: .* in the same subfolder"
+    ):
+        load(path=str(tmp_path / "clips"))
+
+
+def test_grey_of_16_bits_is_scaled(load, folder: Path) -> None:
+    for path in sorted((folder / "train" / "images").iterdir()):
+        grey = np.asarray(Image.open(path))[..., 0]
+        Image.fromarray(grey.astype(np.uint16) * 257).save(path)
+    train = load().splits["train"]
+    assert np.array_equal(train.inputs["images"].values()[..., 1], train.targets["masks"].values() % 5 * 80)
+
+
+def test_masks_of_0_and_255(load, folder: Path) -> None:
+    for path in sorted((folder / "train" / "masks").iterdir()):
+        mask = np.asarray(Image.open(path))
+        Image.fromarray(np.where(mask > 0, 255, 0).astype(np.uint8)).save(path)
+    with pytest.raises(StageError, match="train's masks have nothing but the class 'sky' and the ignored value 255"):
+        load()
+
+
 def test_other_sizes_are_resized_when_asked(load, folder: Path) -> None:
     write_pair(folder / "train", "wide", 9, (SIDE, 2 * SIDE))
     with pytest.raises(StageError, match=r"wide.png has 32 x 16 pixels, others 16 x 16: set image_size"):
@@ -118,6 +154,14 @@ def truncated_image(folder: Path) -> None:
     path.write_bytes(path.read_bytes()[:60])
 
 
+def two_images_of_one_name(folder: Path) -> None:
+    (folder / "train" / "images" / "train3.png").rename(folder / "train" / "images" / "train2.bmp")
+
+
+def empty_mask(folder: Path) -> None:
+    (folder / "val" / "masks" / "val1.png").write_bytes(b"")
+
+
 def no_masks_folder(folder: Path) -> None:
     for path in (folder / "val" / "masks").iterdir():
         path.unlink()
@@ -133,6 +177,8 @@ def no_masks_folder(folder: Path) -> None:
         (mask_in_colour, r"masks/test1\.png has the mode RGB; masks have one byte a pixel"),
         (mask_of_unknown_classes, r"test1\.png has pixels of 7; classes are numbered 0 to 2, and 255 is ignored"),
         (truncated_image, r"train3\.png can't be read as an image"),
+        (two_images_of_one_name, r"images/train2\.bmp and .*images/train2\.png have the same name but for the suffix"),
+        (empty_mask, r"val/masks/val1\.png is empty; remove or"),
         (no_masks_folder, r"val/masks is missing"),
     ],
 )

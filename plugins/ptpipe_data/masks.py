@@ -1,0 +1,35 @@
+"""The classes that masks have.
+
+Shape legend: K classes, V values of a pixel, N masks of a part, H height, W width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from ptpipe import Context, StageError
+from ptpipe_data.classes import report_absent
+from ptpipe_torch import Column
+
+
+def count_classes(train_masks: Column, class_names: Sequence[str], ignore: int, ctx: Context) -> npt.NDArray[np.int64]:
+    """Return the number of train's pixels of each class, (K,); report the classes without any.
+
+    Raises StageError where nothing can be learned: no pixel counts, or all that do have the same class.
+    """
+    counts_V = np.zeros(256, dtype=np.int64)
+    for row in range(len(train_masks)):  # one at a time: all of them may be more than memory
+        counts_V += np.bincount(train_masks.take(np.array([row])).ravel(), minlength=256)
+    counts_K = counts_V[: len(class_names)]
+    found = [name for name, count in zip(class_names, counts_K, strict=True) if count]
+    if len(found) < 2 and counts_V[ignore]:
+        only = f"the class {found[0]!r} and the ignored value" if found else "the ignored value"
+        raise StageError(
+            f"train's masks have nothing but {only} {ignore}: if {ignore} is a class, number the classes 0, 1, ... in "
+            "the masks, or set the option `ignore` to a value that they don't have"
+        )
+    report_absent(counts_K, class_names, ctx)
+    return counts_K

@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ptpipe import Context, StageError
+from ptpipe_data.masks import count_classes
+from ptpipe_torch import ArrayColumn
+
+
+def counts(ctx: Context, *values: int, names: tuple[str, ...] = ("sky", "road")) -> list[int]:
+    masks_NHW = np.array(values, dtype=np.uint8).reshape(1, 1, -1)
+    return count_classes(ArrayColumn(masks_NHW), names, 255, ctx).tolist()
+
+
+def test_masks_without_two_classes_teach_nothing(ctx: Context) -> None:
+    with pytest.raises(StageError, match=r"have nothing but the class 'sky' and the ignored value 255: if 255 is a cl"):
+        counts(ctx, 0, 255, 0)
+    with pytest.raises(StageError, match=r"have nothing but the ignored value 255"):
+        counts(ctx, 255, 255)
+
+
+def test_classes_without_pixels_are_reported(ctx: Context, events) -> None:
+    assert counts(ctx, 0, 1, 1, 255) == [1, 2] and not events.notices
+    assert counts(ctx, 1, 1, 1, names=("sky", "road", "car")) == [0, 3, 0]
+    assert events.notices == ["train has nothing of 2 of 3 classes: sky, car"]
