@@ -182,7 +182,7 @@ def load_arrays(config: ArraysConfig, ctx: Context) -> Data:
     """
     from ptpipe_data import arrays
 
-    return arrays.load_arrays(config, ctx.seed)
+    return arrays.load_arrays(config, ctx)
 
 
 def _fingerprint_table(config: TableConfig) -> JSON:

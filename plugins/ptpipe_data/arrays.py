@@ -5,7 +5,7 @@ Shape legend: N samples, H height, W width, C channels, T targets.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ptpipe import StageError, nearest
+from ptpipe import Context, StageError, nearest
 from ptpipe_data.array_paths import array_files, find_arrays
 from ptpipe_data.channel_stats import channel_stats
-from ptpipe_data.classes import classification
+from ptpipe_data.classes import classification, refuse_single_class, report_absent
 from ptpipe_data.config import ClassesConfig
+from ptpipe_data.masks import count_classes
 from ptpipe_data.paths import id_prefixes
 from ptpipe_data.splitting import draw_missing_splits
 from ptpipe_data.tasks import regression
@@ -42,15 +43,17 @@ if TYPE_CHECKING:
 _TEST_FRACTION = 0.2
 _DTYPES = {"float16": "float32", "float64": "float32"}
 """What is stored as something else than it is."""
+_MAX_UNNAMED = 100_000
+"""Classes without names that a few samples may have: those of a network that was trained with more."""
 _INPUT_DTYPES = ("float32", "int64", "int32", "uint8", "bool")
 
 
-def load_arrays(config: ArraysConfig, seed: int) -> Data:
+def load_arrays(config: ArraysConfig, ctx: Context) -> Data:
     """Return the data set. Statistics are those of train alone."""
     paths = {split: find_arrays(path) for split, path in config.paths.items()}
     prefixes = id_prefixes(paths)
     sources = {split: Source.read(path, prefixes[split]) for split, path in paths.items()}
-    return data_of(sources, Columns(config, config.inputs, config.target), seed, paths["train"].stem)
+    return data_of(sources, Columns(config, config.inputs, config.target), ctx, paths["train"].stem)
 
 
 @dataclass(frozen=True)
@@ -64,12 +67,14 @@ class Columns:
     """None: the data set is unlabeled."""
 
 
-def data_of(sources: Mapping[str, Source], columns: Columns, seed: int, name: str) -> Data:
+def data_of(sources: Mapping[str, Source], columns: Columns, ctx: Context, name: str) -> Data:
     """Return the data set `name` of these splits; `train` must be among them, others may be."""
     config = columns.config
     found = {split: source.split(columns) for split, source in sources.items()}
-    splits = draw_missing_splits(found, config, seed, test_fraction=_TEST_FRACTION)
-    task = _task(config, found, splits["train"])
+    for split, of in found.items():
+        _check_like_train(sources[split].name, of, sources["train"].name, found["train"])
+    splits = draw_missing_splits(found, config, ctx.seed, test_fraction=_TEST_FRACTION)
+    task = _task(config, found, splits["train"], ctx)
     for own in columns.inputs:
         if own in task.targets or own in [spec.name for spec in task.outputs]:
             raise StageError(f"{sources['train'].name}: an input can't be called {own!r}, as the task's own tensor is")
@@ -188,17 +193,30 @@ def _check_pixels(source: Source, config: ArraysConfig | PythonDataConfig, masks
             )
 
 
-def _task(config: ArraysConfig | PythonDataConfig, found: Mapping[str, Split], train: Split) -> Task:
+def _check_like_train(name: str, split: Split, train_name: str, train: Split) -> None:
+    """Raise StageError where values of a sample are of another type or shape than those of train."""
+    for column, values in split.columns.items():
+        row, train_row = (of.take(np.zeros(1, dtype=np.int64)) for of in (values, train.columns[column]))
+        if (row.dtype, row.shape) != (train_row.dtype, train_row.shape):
+            found, wanted = (f"{of.dtype} of shape (N, {', '.join(map(str, of.shape[1:]))})" for of in (row, train_row))
+            raise StageError(f"{name}: {column} holds {found}, and {wanted} in {train_name}: both must be the same")
+
+
+def _task(config: ArraysConfig | PythonDataConfig, found: Mapping[str, Split], train: Split, ctx: Context) -> Task:
     if config.task == "unlabeled":
         return Unlabeled()
     (target,) = train.targets
     values = train.targets[target].values()
     if config.task in ("classification", "segmentation"):
-        names = config.names or _numbers(config, [of.targets[target].values() for of in found.values()])
+        names = config.names or _numbers(config, {name: of.targets[target].values() for name, of in found.items()})
     if config.task == "classification":
         in_range_N = values[(values >= 0) & (values < len(names))]  # others are refused by the task
+        if len(in_range_N) == len(values):
+            refuse_single_class("train", names)
+        report_absent(np.bincount(in_range_N, minlength=len(names)), names, ctx)
         return classification(names, config.classes or ClassesConfig(), in_range_N)
     if config.task == "segmentation":
+        count_classes(train.targets[target], names, config.ignore, ctx)
         return Segmentation(class_names=names, shape_HW=values.shape[1:], ignore=config.ignore)
     names = config.names or tuple(map(str, range(values.shape[1])))
     if len(names) != values.shape[1]:
@@ -208,10 +226,15 @@ def _task(config: ArraysConfig | PythonDataConfig, found: Mapping[str, Split], t
     return regression(names, config, values, config.data_range)
 
 
-def _numbers(config: ArraysConfig | PythonDataConfig, targets: Iterable[npt.NDArray[Any]]) -> tuple[str, ...]:
+def _numbers(config: ArraysConfig | PythonDataConfig, targets: Mapping[str, npt.NDArray[Any]]) -> tuple[str, ...]:
     """Return the names of classes that have none: 0, 1, 2, ..."""
     ignored = config.ignore if config.task == "segmentation" else -1
-    largest = max(int(np.max(values, where=values != ignored, initial=0)) for values in targets)
+    largest = max(int(np.max(values, where=values != ignored, initial=0)) for values in targets.values())
+    if largest > max(_MAX_UNNAMED, 2 * sum(map(len, targets.values()))):
+        raise StageError(
+            f"{config.target} has the class {largest}: classes are numbered 0, 1, 2, ..., and so many would have no "
+            "samples; number those that occur"
+        )
     return tuple(map(str, range(1 + largest)))
 
 

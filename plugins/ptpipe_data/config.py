@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Annotated, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import AfterValidator, Field, model_validator
 
 from ptpipe import StageConfig
+from ptpipe_data.class_names import ClassNames, refuse_ignored_class
 from ptpipe_torch import LoaderOptions
 from ptpipe_torch.data.data import LOADING_OPTIONS
 from ptpipe_torch.data.images import MAX_PIXELS
@@ -150,12 +151,6 @@ Ignore: TypeAlias = Annotated[
 ]
 
 
-def refuse_ignored_class(ignore: int, class_names: Sequence[str] | None) -> None:
-    """Raise ValueError where the value of pixels that don't count is the number of a class."""
-    if class_names is not None and ignore < len(class_names):
-        raise ValueError(f"ignore: {ignore} is the class {class_names[ignore]!r}")
-
-
 class TaskConfig(SplitConfig):
     """Options of data sets whose task is chosen."""
 
@@ -184,9 +179,7 @@ class TaskConfig(SplitConfig):
 class ArrayTaskConfig(TaskConfig):
     """Options of data sets whose targets are arrays."""
 
-    names: tuple[str, ...] | None = Field(
-        None, min_length=1, description="names of the classes, labels or targets; none: 0, 1, 2, ..."
-    )
+    names: ClassNames | None = Field(None, description="names of the classes, labels or targets; none: 0, 1, 2, ...")
     ignore: Ignore = 255
     data_range: float | None = Field(
         None,
@@ -260,8 +253,8 @@ class SegmentationFolderConfig(ImageConfig):
     path: str = Field(
         description="folder with `images` and `masks`, or with train, test and optionally val, each with these two"
     )
-    class_names: tuple[str, ...] = Field(
-        min_length=1, max_length=255, description="names of the classes 0, 1, 2, ... of the masks' pixels"
+    class_names: ClassNames = Field(
+        max_length=255, description="names of the classes 0, 1, 2, ... of the masks' pixels"
     )
     ignore: Ignore = 255
     class_weights: Literal["none", "balanced"] = Field(

@@ -6,6 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from ptpipe_data.class_names import ClassNames
 from ptpipe_data.config import ClassesConfig, ImageSide, LabelledImageConfig, Size
 from ptpipe_torch import Resizing
 from ptpipe_torch.data.images import MAX_PIXELS
@@ -118,9 +119,8 @@ class ShardsConfig(EncodedImageConfig):
         description="where the class of an image KEY.jpg is: cls, in the member KEY.cls; json.FIELD, in a field of the "
         "member KEY.json; a number, or a name",
     )
-    class_names: tuple[str, ...] | None = Field(
+    class_names: ClassNames | None = Field(
         None,
-        min_length=1,
         description="names of the classes 0, 1, 2, ...; none: the names that train has, sorted, or the numbers",
     )
     shuffle_buffer: int | None = Field(

@@ -31,6 +31,7 @@ Arrays: TypeAlias = dict[str, npt.NDArray[Any]]
 _SPLITS = ("train", "val", "test")
 _NUM_READ_TWICE = 8
 _PROGRESS_EVERY = 256
+_MAX_LISTED_INPUTS = 2
 
 
 def load_data(config: PythonDataConfig, ctx: Context) -> Data:
@@ -50,7 +51,7 @@ def load_data(config: PythonDataConfig, ctx: Context) -> Data:
             raise StageError(f"{option}: {readers['train'].where} has no {name!r} ({hint})")
     inputs = config.inputs or tuple(name for name in arrays["train"] if name != target)
     sources = {name: Source(readers[name].where, _with_images(of, config.images), name) for name, of in arrays.items()}
-    data = data_of(sources, Columns(config, inputs, target), ctx.seed, file.stem)
+    data = data_of(sources, Columns(config, inputs, target), ctx, file.stem)
     return data if config.loss_function is None and config.metric_function is None else _with_functions(data, config)
 
 
@@ -120,6 +121,7 @@ class _Reader:
         if self.target is None and _is_array(dataset):
             dataset = (dataset,)
         if isinstance(dataset, list | tuple) and len(dataset) >= self.min_values and all(map(_is_array, dataset)):
+            self._refuse_listed_samples(dataset)
             return {name: self._array(value, name) for name, value in self._named(dataset).items()}
         if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")) or isinstance(dataset, str):
             kind = type(dataset).__name__
@@ -128,6 +130,15 @@ class _Reader:
                 "dict of arrays"
             )
         return self._items(dataset)
+
+    def _refuse_listed_samples(self, arrays: Sequence[Any]) -> None:
+        """Raise StageError for a list of arrays of one shape: they may be samples, and would be read as inputs."""
+        is_listed = isinstance(arrays, list) and self.target is None and not self.config.inputs
+        if is_listed and len(arrays) > _MAX_LISTED_INPUTS and len({of.shape for of in arrays}) == 1:
+            raise StageError(
+                f"{self.where}: it is a list of {len(arrays)} arrays of shape {tuple(arrays[0].shape)}: for so many "
+                "samples return np.stack of it, for so many inputs a tuple"
+            )
 
     def _items(self, dataset: Any) -> Arrays:
         """Read all items of a torch Dataset, in order, each once."""
@@ -142,6 +153,8 @@ class _Reader:
                 item = self._item(dataset, number) if number else first
                 self._check_like_first(item, first, number)
                 for name, value in item.items():
+                    if value.dtype.kind in "iu" and not np.can_cast(value.dtype, arrays[name].dtype):
+                        arrays[name] = arrays[name].astype(value.dtype)  # item 0 had narrower integers
                     arrays[name][number] = value
                 if number % _PROGRESS_EVERY == 0:
                     self.ctx.progress(number, num_items, "items")

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
 
 from ptpipe import Context, StageError, nearest
-from ptpipe_data.classes import classification
+from ptpipe_data.classes import classification, refuse_single_class, report_absent
 from ptpipe_data.image_folder import normalization
 from ptpipe_data.labelled_images import image_info, images_of, labelled_images, labels_of
 from ptpipe_data.shard_scanner import Sample, ScannedShards, ShardScanner
@@ -40,6 +40,8 @@ _TEST_FRACTION = 0.1
 _MAX_NAME = 200
 _NUMBER = re.compile(r"[0-9]{1,18}")
 _MAX_LABEL_BYTES = 1 << 20
+_STRAY = 0.05
+"""Fraction of train whose classes, if they alone are no numbers, are mistakes."""
 _IN_MEMORY_BYTES = 32
 """Arrays of at most so many bytes a sample, such as labels, are read once and kept."""
 _IMAGE, _LABEL = "image", "label"
@@ -111,7 +113,7 @@ def _load_images(scanner: ShardScanner, shards: Mapping[str, Sequence[Path]], co
     scanned = {split: scanner.scan(paths, choose) for split, paths in shards.items()}
     _refuse_empty(scanned, shards)
     texts = {split: list(_labels(found.of(_LABEL), label_field)) for split, found in scanned.items()}
-    names = _class_names(texts, config)
+    names = _class_names(texts, scanned["train"], config)
     format_ = ImageMembers(
         size=config.image_size, resize=config.shorter_side, channels=config.channels, max_pixels=config.max_pixels
     )
@@ -124,8 +126,10 @@ def _load_images(scanner: ShardScanner, shards: Mapping[str, Sequence[Path]], co
         for split, of in scanned.items()
     }
     splits = draw_missing_splits(found, config, seed, test_fraction=_TEST_FRACTION)
-    images = images_of(splits["train"])
-    task = classification(names, config.classes, labels_of(splits["train"]))
+    images, labels_N = images_of(splits["train"]), labels_of(splits["train"])
+    refuse_single_class(scanner.root, names)
+    report_absent(np.bincount(labels_N, minlength=len(names)), names, scanner.ctx)
+    task = classification(names, config.classes, labels_N)
     info = image_info(scanner.root.name, task, images, *normalization(images, config), resizing=config.resizing)
     return Data(info, splits, config.loader_options())
 
@@ -148,16 +152,28 @@ def _labels(members: TarMembers, json_field: str) -> Iterator[int | str]:
             raise StageError(f"{name}: {what} ({type(error).__name__})") from error
         if isinstance(label, bool) or not isinstance(label, int | str) or not 0 < len(str(label)) <= _MAX_NAME:
             raise StageError(f"{name}: its class is {str(label)[:100]!r}, neither a number nor a name")
+        if isinstance(label, int) and label < 0:
+            raise StageError(f"{name}: its class is {label}; classes are numbered 0, 1, 2, ...")
         yield int(label) if isinstance(label, str) and _NUMBER.fullmatch(label) else label
 
 
-def _class_names(labels: Mapping[str, Sequence[int | str]], config: ShardsConfig) -> tuple[str, ...]:
+def _class_names(
+    labels: Mapping[str, Sequence[int | str]], train: ScannedShards, config: ShardsConfig
+) -> tuple[str, ...]:
+    """Return the names of the classes: numbers, unless train has names."""
     if config.class_names:
         return config.class_names
-    if any(isinstance(label, str) for label in labels["train"]):
+    named = [(id_, label) for id_, label in zip(train.ids(), labels["train"], strict=True) if isinstance(label, str)]
+    if 0 < len(named) <= _STRAY * len(train):
+        (id_, label), *_ = named
+        raise StageError(
+            f"{train.root}: {id_} has the class {label[:100]!r}, and nearly all others a number: mend it, or name all "
+            "classes by class_names"
+        )
+    if named:
         return tuple(sorted({str(label) for label in labels["train"]}))
     every = {label for of in labels.values() for label in of if isinstance(label, int)}
-    if max(every) > 2 * sum(map(len, labels.values())) or min(every) < 0:
+    if max(every) > 2 * sum(map(len, labels.values())):
         raise StageError(f"classes are numbered 0, 1, 2, ..., and a sample has the class {max(every)}; see class_names")
     return tuple(map(str, range(max(every) + 1)))
 
@@ -180,15 +196,12 @@ def _load_described(
 ) -> Data:
     """Return the data set that `ptpipe shards` wrote."""
     path = scanner.root / DESCRIPTION
-    defaults = type(config).model_fields
-    for name in _FACTS:
-        if getattr(config, name) != defaults[name].default:
-            raise StageError(f"{name} was decided when these shards were written: {path} has it; leave it out")
     try:
         description = Description.model_validate_json(path.read_bytes())
         info = description.info()
     except ValueError as error:
         raise StageError(f"{path} describes no shards: {' '.join(str(error).split())[:300]}") from error
+    _refuse_decided(config, description, path)
     extensions = {name: _extensions(name, of) for name, of in description.columns.items()}
 
     def choose(sample: Sample) -> Mapping[str, TarMember]:
@@ -210,6 +223,15 @@ def _load_described(
     nothing = found["train"].subset(np.empty(0, dtype=np.int64))
     splits = draw_splits(found["train"], found.get("test", nothing), config, seed, val=found.get("val", nothing))
     return Data(info, splits, config.loader_options(), _assets(scanner.root, description.assets))
+
+
+def _refuse_decided(config: ShardsConfig, description: Description, path: Path) -> None:
+    """Raise StageError for an option of what was decided when the shards were written."""
+    empty = [f"{name}_size" for name in ("val", "test") if not description.splits.get(name)]  # nothing is drawn for it
+    for name in (*_FACTS, *empty):
+        value = getattr(config, name)
+        if value not in (type(config).model_fields[name].default, 0):
+            raise StageError(f"{name} was decided when these shards were written: {path} has it; leave it out")
 
 
 def _extensions(name: str, format_: AnyFormat) -> frozenset[str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, TypeAlias
 
 from ptpipe import StageError, nearest
@@ -121,8 +122,11 @@ AUGMENTATIONS: dict[str, Callable[[Pixels, Draws], Pixels]] = {
 }
 
 
-def check_augment(names: Sequence[str], targets: Mapping[str, ColumnInfo]) -> None:
-    """Raise StageError for a name that is no augmentation, or one that leaves `targets`, by name, as they were."""
+def check_augment(names: Sequence[str], inputs: Mapping[str, ColumnInfo], targets: Mapping[str, ColumnInfo]) -> None:
+    """Raise StageError for a name that is no augmentation, or one that leaves other columns as they were.
+
+    `inputs`, `targets`: by name.
+    """
     for name in names:
         if name not in AUGMENTATIONS:
             close = nearest(name, AUGMENTATIONS)
@@ -130,6 +134,22 @@ def check_augment(names: Sequence[str], targets: Mapping[str, ColumnInfo]) -> No
             raise StageError(f"augment: {name!r} is not known ({hint})")
     for target, column in targets.items():
         column.check_augment(target, names)
+    _refuse_unmoved([name for name in names if name != "erase"], inputs)
+
+
+def _refuse_unmoved(names: Sequence[str], inputs: Mapping[str, ColumnInfo]) -> None:
+    """Raise StageError where an input has the height and width of an image that `names` move, and would not move."""
+    from ptpipe_torch.data.column_info import ColumnInfo
+
+    shapes = {name: info.spec(name).sample_shape for name, info in inputs.items()}
+    moved = [name for name, info in inputs.items() if type(info).augment is not ColumnInfo.augment]
+    for name, shape in shapes.items():
+        image = next((other for other in moved if shapes[other][-2:] in [*pairwise(shape)]), None)
+        if names and image is not None and name not in moved:
+            raise StageError(
+                f"augment: {names[0]} moves {image}, and the input {name}, of the same height and width, would stay as "
+                "it is: leave augment out, or give it as an image too"
+            )
 
 
 def augment(

@@ -242,7 +242,7 @@ class Data(Artifact):
         """Small files that users of a model of this data set need too, by name: `tokenizer.json`."""
         self._loading: Loading | None = None
         assert set(splits) <= set(SPLITS), f"splits are {SPLITS}, not {tuple(splits)}"
-        check_augment(loader.augment, info.targets)
+        check_augment(loader.augment, info.inputs, info.targets)
         for name, split in self.splits.items():
             _check_split(name, split, info)
         _refuse_overlap(self.splits)

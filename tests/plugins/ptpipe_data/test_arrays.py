@@ -295,6 +295,7 @@ def test_a_truncated_file(tmp_path: Path, load: Load) -> None:
         ({"images": ["kind"]}, "images: 'kind' is not among the inputs"),
         ({"classes": {}, "task": "regression"}, "classes is an option of the task classification"),
         ({"loss": "mae"}, "loss is an option of the task regression"),
+        ({"names": ["a", "b", "a"]}, "names\n.*has 'a' twice"),
     ],
 )
 def test_options_that_do_not_fit_each_other(changes: dict[str, Any], message: str) -> None:
@@ -307,3 +308,57 @@ def test_names_of_the_task_are_no_names_of_inputs(tmp_path: Path, load: Load) ->
     content["logits"] = content["sensors"]
     with pytest.raises(StageError, match="an input can't be called 'logits'"):
         load(write(tmp_path / "all", content), inputs=["logits"], images=[])
+
+
+@pytest.mark.parametrize(
+    ("changes", "task", "message"),
+    [
+        (
+            {"sensors": np.zeros((9, 4))},
+            {},
+            r"sensors holds float32 of shape \(N, 4\), and float32 of shape \(N, 5\) in ",
+        ),
+        ({"tokens": np.zeros((9, 7), np.int32)}, {}, r"tokens holds int32 of shape \(N, 7\), and int64 of shape"),
+        (
+            {"flags": np.zeros((9, 3), np.int64)},
+            {"target": "flags", "task": "multi_label"},
+            r"flags holds float32 of shape \(N, 3\), and float32 of shape \(N, 4\) in .*train",
+        ),
+    ],
+)
+@pytest.mark.parametrize("split", ["val", "test"])
+def test_other_splits_hold_what_train_holds(
+    tmp_path: Path, load: Load, split: str, changes: Arrays, task: dict[str, str], message: str
+) -> None:
+    path, other = write(tmp_path / "train", arrays()), write(tmp_path / "other.npz", arrays(9) | changes)
+    with pytest.raises(StageError, match=r"other\.npz: " + message):
+        load(path, **{f"{split}_path": str(other)}, **task)
+
+
+def classes_of(*labels: int) -> Arrays:
+    return {"x": np.arange(len(labels), dtype=np.float32).reshape(-1, 1), "y": np.array(labels)}
+
+
+def test_numbers_that_are_no_classes(tmp_path: Path, load: Load) -> None:
+    ids = write(tmp_path / "ids.npz", classes_of(*range(5_000_000_000, 5_000_000_060)))
+    options = {"inputs": ["x"], "images": [], "target": "y"}
+    with pytest.raises(StageError, match=r"y has the class 5000000059: classes are numbered 0, 1, 2, \.\.\."):
+        load(ids, **options)
+    with pytest.raises(StageError, match="train has samples of one class, 0: a classification needs two"):
+        load(write(tmp_path / "one.npz", classes_of(*[0] * 20)), **options)
+
+
+def test_classes_without_samples_are_reported(tmp_path: Path, ctx: Context, events: Any) -> None:
+    path = write(tmp_path / "all.npz", classes_of(*[1, 2, 4] * 20))
+    given = options(path, inputs=["x"], images=[], target="y")
+    assert front.load_arrays(given, ctx).info.task.num_classes == 5
+    assert events.notices == ["train has nothing of 2 of 5 classes: 0, 3"]
+
+
+def test_masks_of_one_class_and_the_ignored_value(tmp_path: Path, load: Load) -> None:
+    content = arrays()
+    content["mask"] = np.where(content["photos"][..., 0] > 127, 255, 0).astype(np.uint8)
+    path = write(tmp_path / "all.npz", content)
+    options = {"inputs": ["photos"], "target": "mask", "task": "segmentation"}
+    with pytest.raises(StageError, match="train's masks have nothing but the class '0' and the ignored value 255"):
+        load(path, **options)

@@ -62,6 +62,10 @@ def masks(): return {"train": Items(lambda i: {"photo": PIXELS[i], "mask": torch
 def just_rows(): return {"train": X}
 def just_items(): return {"train": Items(lambda i: torch.tensor(X[i]))}
 def maps(): return {"train": {"photo": PIXELS, "target": PIXELS.transpose(0, 3, 1, 2) / 255}}
+def widens(): return {"train": Items(lambda i: (np.int64(300), np.uint16(300)) if i else (np.int8(1), np.uint8(2)))}
+def sample_list(): return {"train": [PIXELS[i] for i in range(40)]}
+def two_listed(): return {"train": [X, X]}
+def depths(): return {"train": {"photo": PIXELS, "depth": PIXELS[..., 0] / 255, "target": PIXELS[..., 0] % 3}}
 def far_masks(): return {"train": Items(lambda i: (PIXELS[i], np.full((8, 6), -100 if i == 5 else 0)))}
 
 def a_list(): return [X, Y]
@@ -117,6 +121,31 @@ def test_datasets_of_tuples(load: Any, function: str) -> None:
     train = data.splits["train"]
     assert np.array_equal(train.inputs["input"].values(), x) and train.targets["labels"].values().tolist() == y.tolist()
     assert train.ids[3] == "train/3"
+
+
+def test_integers_that_get_wider_after_the_first_item(load: Any) -> None:
+    train = load("widens", task="regression").splits["train"]
+    assert train.inputs["input"].values().tolist() == [1, *[300] * 39]
+    (target,) = train.targets.values()
+    assert target.values().ravel().tolist() == [2, *[300] * 39]
+
+
+def test_a_list_of_samples_without_targets(load: Any) -> None:
+    with pytest.raises(
+        StageError, match=r"a list of 40 arrays of shape \(8, 6, 3\): for so many samples return np.stack"
+    ):
+        load("sample_list", task="unlabeled")
+    assert list(load("two_listed", task="unlabeled").info.inputs) == ["input_0", "input_1"]
+
+
+def test_augmented_images_beside_maps_that_stay(load: Any) -> None:
+    options = {"task": "segmentation", "images": ["photo"]}
+    with pytest.raises(
+        StageError, match="augment: flip moves photo, and the input depth, of the same height and width"
+    ):
+        load("depths", **options, augment=["erase", "flip"])
+    assert load("depths", **options, augment=["erase"]).loader.augment == ("erase",)
+    assert list(load("depths", **options, inputs=["photo"], augment=["flip"]).info.inputs) == ["photo"]
 
 
 def test_splits_are_the_functions_or_drawn(load: Any) -> None:

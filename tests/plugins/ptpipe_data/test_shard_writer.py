@@ -291,6 +291,17 @@ def test_an_array_of_another_shape(tmp_path: Path, ctx: Context) -> None:
         front.load_shards(config(tmp_path / "out"), ctx)
 
 
+def test_nothing_is_drawn_from_described_shards(tmp_path: Path, ctx: Context) -> None:
+    data = masks(tmp_path)
+    alone = Data(data.info, {"train": data.splits["train"]}, data.loader)
+    write_shards(alone, tmp_path / "out", MANY, seed=5)
+    for name in ("val_size", "test_size"):
+        with pytest.raises(StageError, match=f"^{name} was decided when these shards were written: .*data.json has it"):
+            front.load_shards(config(tmp_path / "out", **{name: 0.2}), ctx)
+    read = front.load_shards(config(tmp_path / "out", val_size=0, test_size=0), ctx)
+    assert [len(read.splits[name]) for name in ("train", "val", "test")] == [len(data.splits["train"]), 0, 0]
+
+
 @pytest.mark.parametrize("option", [{"image_size": 32}, {"class_names": ["a"]}, {"label": "json.x"}])
 def test_facts_come_from_the_description(tmp_path: Path, ctx: Context, option: dict[str, Any]) -> None:
     write_shards(masks(tmp_path), tmp_path / "out", MANY, seed=5)

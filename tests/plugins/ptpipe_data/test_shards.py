@@ -134,6 +134,27 @@ def test_classes_whose_names_are_digits(tmp_path: Path, ctx: Context) -> None:
         assert labels_of(data.splits["train"]).tolist() == labels
 
 
+@pytest.mark.parametrize("label", [b"-1", b"3.0", b"none"])
+def test_a_few_names_among_numbers_are_mistakes(tmp_path: Path, ctx: Context, label: bytes) -> None:
+    members = {name: content for number in range(39) for name, content in labelled(number).items()}
+    pack(tmp_path / "train-0.tar", members | named(png=PNGS["red"], cls=label))
+    message = f"train-0.tar/it has the class '{label.decode()}', and nearly all others a number: mend it, or name all"
+    with pytest.raises(StageError, match=message):
+        front.load_shards(config(tmp_path), ctx)
+    names = ["0", "1", "2", label.decode()]
+    assert class_names_of(front.load_shards(config(tmp_path, class_names=names), ctx).info) == tuple(names)
+
+
+def test_classes_without_samples_are_reported(tmp_path: Path, ctx: Context, events) -> None:
+    pack(tmp_path / "train-0.tar", {**labelled(0), **labelled(2), **labelled(5)})
+    pack(tmp_path / "test-0.tar", labelled(3))
+    front.load_shards(config(tmp_path, val_size=0), ctx)
+    assert events.notices == ["train has nothing of 1 of 3 classes: 1"]
+    pack(tmp_path / "train-0.tar", {**labelled(0), **labelled(3)})
+    with pytest.raises(StageError, match=f"{tmp_path} has samples of one class, 0: a classification needs two"):
+        front.load_shards(config(tmp_path, val_size=0), ctx)
+
+
 def train_with(tmp_path: Path, sample: Mapping[str, bytes]) -> Path:
     pack(tmp_path / "train-0.tar", {**labelled(0), **sample, **labelled(2)})
     pack(tmp_path / "test-0.tar", labelled(1))
@@ -174,6 +195,10 @@ JSON_FAULTS: dict[str, tuple[bytes, str]] = {
     "a list": (b'{"label": [1]}', r"its class is '\[1\]', neither a number nor a name"),
     "a truth": (b'{"label": true}', "its class is 'True'"),
     "a fraction": (b'{"label": 1.5}', "its class is '1.5'"),
+    "a negative number": (
+        b'{"label": -1}',
+        "its class is -1; classes are numbered 0, 1, 2",
+    ),
 }
 
 
