@@ -28,8 +28,8 @@ def count_classes(train_masks: Column, class_names: Sequence[str], ignore: int, 
     if len(found) < 2 and counts_V[ignore]:
         only = f"the class {found[0]!r} and the ignored value" if found else "the ignored value"
         raise StageError(
-            f"train's masks have nothing but {only} {ignore}: if {ignore} is a class, number the classes 0, 1, ... in "
-            "the masks, or set the option `ignore` to a value that they don't have"
+            f"train's masks have nothing but {only} {ignore} (option `ignore`): if {ignore} is a class, number the "
+            "classes 0, 1, ... in the masks"
         )
     report_absent(counts_K, class_names, ctx)
     return counts_K

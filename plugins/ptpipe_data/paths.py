@@ -44,8 +44,9 @@ def split_folders(root: Path) -> dict[str, str]:
         return {"train": ""}
     others = [folder for folder, split in meant.items() if split not in found or "train" not in found]
     if others:
+        named = ", ".join(others)
         raise StageError(
-            f"{root} has folders called {', '.join(others)}: call those of splits train, val and test, or move them"
+            f"{root} has folders called {named}: splits are called train, val and test; rename or move them"
         )
     return found
 

@@ -7,16 +7,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Self
 
 from pydantic import Field, model_validator
 
 from ptpipe_torch import BATCH, ColumnInfo, InputForm, RawForm, TensorSpec
-from ptpipe_torch.model.signature import STATISTICS
+from ptpipe_torch.data.meaning import OTHER_STATISTICS, OTHER_WORDS, Misfit, have_same_statistics
 
 if TYPE_CHECKING:
     import torch
+
+
+_STATISTICS = re.compile(r": mean (\S+), std (\S+)$")
 
 
 class NumbersInfo(ColumnInfo):
@@ -39,8 +43,20 @@ class NumbersInfo(ColumnInfo):
     @property
     def meaning(self) -> tuple[str, ...]:
         columns = zip(self.names, self.mean, self.std, strict=True)
-        # 12 digits: beyond them, processors may round sums otherwise
-        return (*self.names, *(f"{STATISTICS}{name}: mean {mean:.12g}, std {std:.12g}" for name, mean, std in columns))
+        return (*self.names, *(f"{name}: mean {mean:.12g}, std {std:.12g}" for name, mean, std in columns))
+
+    def misfit(self, words: Sequence[str], *, retrained: bool = False) -> Misfit | None:
+        """A training learns any statistics; former models, and files that normalize themselves, have none."""
+        names, found = words[: len(self.names)], words[len(self.names) :]
+        matches = [_STATISTICS.search(word) for word in found]
+        pairs = [(float(match[1]), float(match[2])) for match in matches if match]
+        if tuple(names) != self.names:
+            return Misfit(names, self.names, OTHER_WORDS)
+        if len(pairs) != len(found) or len(found) not in (0, len(names)):
+            return super().misfit(words)
+        if retrained or not found or have_same_statistics(pairs, zip(self.mean, self.std, strict=True)):
+            return None
+        return Misfit(found, self.meaning[len(self.names) :], OTHER_STATISTICS)
 
     def spec(self, name: str) -> TensorSpec:
         return TensorSpec(name, "float32", (BATCH, len(self.names)))
@@ -62,6 +78,7 @@ class NumbersInfo(ColumnInfo):
             tuple(1 / std for _, std in pairs),
             tuple(-mean / std for mean, std in pairs),
             "float64",
+            meaning=self.names,
         )
 
 

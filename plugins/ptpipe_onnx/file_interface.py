@@ -41,7 +41,7 @@ def with_interface(
 
     `forms`: of the inputs, by name; empty: they stay normalized. `added`: further outputs.
     """
-    content, former = ir.load(network.path), network.signature
+    content, former = ir.load(network.path), _without_normalization(network.signature, forms)
     if forms:
         add_preprocessing(content.graph, forms)
     add_postprocessing(content.graph, added)
@@ -60,6 +60,13 @@ def with_interface(
     content.metadata_props["postprocessing"] = ", ".join(own.function for own in added) or "none"
     graph.write(content, path)
     return OnnxFile(path, former, network.precision, interface=FileInterface(form, signature))
+
+
+def _without_normalization(signature: Signature, forms: Mapping[str, RawForm]) -> Signature:
+    """Return the signature with the meaning of raw values where the file normalizes them itself."""
+    raw = {name: form.meaning for name, form in forms.items() if form.meaning is not None}
+    meanings = {name: raw.get(name, words) for name, words in signature.meanings.items()}
+    return replace(signature, meanings={name: words for name, words in meanings.items() if words})
 
 
 def whole(file: OnnxFile) -> OnnxFile:

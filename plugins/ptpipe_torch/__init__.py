@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 from ptpipe import Check, hookimpl
 from ptpipe_torch.data.column import ArrayColumn, Column, RaggedColumn
 from ptpipe_torch.data.column_info import ArrayInfo, ColumnInfo, ImageInfo
-from ptpipe_torch.data.data import Batch, Data, DatasetInfo, LoaderOptions, Split
+from ptpipe_torch.data.data import Batch, Data, LoaderOptions, Split
+from ptpipe_torch.data.dataset_info import DatasetInfo
 from ptpipe_torch.data.images import ImageFileColumn
+from ptpipe_torch.data.meaning import Misfit
 from ptpipe_torch.data.order import epoch_order
 from ptpipe_torch.data.raw_form import InputForm, RawForm
 from ptpipe_torch.data.resizing import Resizing
@@ -75,6 +77,7 @@ __all__ = [
     "LanguageModeling",
     "LoaderOptions",
     "Metric",
+    "Misfit",
     "Model",
     "MultiLabel",
     "OnnxFile",

@@ -8,9 +8,9 @@ from dataclasses import replace
 import torch
 
 from ptpipe import Context, StageError
-from ptpipe_torch import Data, Model, Signature
+from ptpipe_torch import Data, Misfit, Model, Signature
 from ptpipe_torch.distributed.worker_group import WorkerGroup
-from ptpipe_torch.model.signature import describe_meanings, meanings_differ
+from ptpipe_torch.model.signature import describe_meanings
 
 
 def check_pipelined(mode: str, signature: Signature) -> None:
@@ -26,11 +26,14 @@ def check_pipelined(mode: str, signature: Signature) -> None:
 
 
 def with_meanings_of(ctx: Context, model: Model, data: Data) -> Model:
-    """Return the model whose tensors stand for what the data's do; report where they stood for something else."""
-    before, after = model.signature.meanings, data.info.signature.meanings
+    """Return the model with outputs that stand for what the data's do; report where they stood for something else."""
+    before, after, inputs = model.signature.meanings, data.info.signature.meanings, data.info.inputs
     for name, words in after.items():
-        if meanings_differ(before.get(name, ()), words):
-            was, becomes = describe_meanings(before[name], words)
+        if name not in before or before[name] == words:
+            continue
+        misfit = inputs[name].misfit(before[name]) if name in inputs else Misfit(before[name], words, "")
+        if misfit:
+            was, becomes = describe_meanings(misfit.found, misfit.needed)
             ctx.notice(f"{name} stood for {was}, and stands for {becomes} from this training on")
     return model.with_recipe(signature=replace(model.signature, meanings={**before, **after}))
 

@@ -13,6 +13,7 @@ from pydantic import Field, PositiveInt, model_validator
 
 from ptpipe import StageError
 from ptpipe_torch.data.column import Column
+from ptpipe_torch.data.meaning import OTHER_STATISTICS, OTHER_WORDS, Misfit, have_same_statistics
 from ptpipe_torch.data.raw_form import Conversion, InputForm, RawForm
 from ptpipe_torch.data.resizing import Resizing
 from ptpipe_torch.facts import Facts
@@ -36,11 +37,16 @@ class ColumnInfo(Facts, ABC):
     def meaning(self) -> tuple[str, ...]:
         """What the values stand for where numbers alone don't say it: a model fits columns of the same meaning alone.
 
-        In words to be compared and shown, a digest where they are many; empty: nothing but numbers, or unknown. Words
-        that begin with `STATISTICS` are what a training may change; the number in `at most 9 in a text` may be
-        lower than a model's.
+        In words to be compared and shown, a digest where they are many; empty: nothing but numbers, or unknown.
         """
         return ()
+
+    def misfit(self, words: Sequence[str], *, retrained: bool = False) -> Misfit | None:
+        """Return why a model whose values stand for `words` does not take this column; None where it does.
+
+        Both have a meaning. `retrained`: the model is going to be trained with the column.
+        """
+        return None if tuple(words) == self.meaning else Misfit(words, self.meaning, OTHER_WORDS)
 
     @abstractmethod
     def spec(self, name: str) -> TensorSpec:
@@ -113,6 +119,25 @@ class ImageInfo(ColumnInfo):
             raise ValueError("mean and std have a number for each channel")
         return self
 
+    @property
+    def meaning(self) -> tuple[str, ...]:
+        return tuple(f"{name} {', '.join(f'{value:g}' for value in of)}" for name, of in self._statistics.items())
+
+    def misfit(self, words: Sequence[str], *, retrained: bool = False) -> Misfit | None:
+        """A training learns any statistics."""
+        given = dict(word.partition(" ")[::2] for word in words)
+        try:
+            mean_C, std_C = ([float(number) for number in given[name].split(",")] for name in self._statistics)
+            found = zip(mean_C, std_C, strict=True)
+            fits = retrained or have_same_statistics(found, zip(self.mean, self.std, strict=True))
+        except (KeyError, ValueError):
+            return super().misfit(words)
+        return None if fits else Misfit(words, self.meaning, OTHER_STATISTICS)
+
+    @property
+    def _statistics(self) -> dict[str, tuple[float, ...]]:
+        return {"mean": self.mean, "std": self.std}
+
     def spec(self, name: str) -> TensorSpec:
         return TensorSpec(name, "float32", (BATCH, *self.shape_CHW))
 
@@ -135,14 +160,20 @@ class ImageInfo(ColumnInfo):
         check = self._stored.conversion(name)
         if form == "nhwc":
             return RawForm(
-                self._stored.spec(name), check, scale_C, offset_C, transpose=(0, 3, 1, 2), resizing=self.resizing
+                self._stored.spec(name),
+                check,
+                scale_C,
+                offset_C,
+                transpose=(0, 3, 1, 2),
+                resizing=self.resizing,
+                meaning=(),
             )
 
         def channels_second(pixels_BHWC: torch.Tensor, channels_last: bool) -> torch.Tensor:
             return check(pixels_BHWC, channels_last).permute(0, 3, 1, 2).contiguous()
 
         spec = TensorSpec(name, "uint8", (BATCH, *self.shape_CHW))
-        return RawForm(spec, channels_second, scale_C, offset_C, resizing=self.resizing)
+        return RawForm(spec, channels_second, scale_C, offset_C, resizing=self.resizing, meaning=())
 
     @property
     def scale_and_offset(self) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -14,11 +14,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 from ptpipe import JSON, Artifact, StageError
 from ptpipe_torch.data.column import Column, SubsetColumn
-from ptpipe_torch.data.column_info import ColumnInfo
+from ptpipe_torch.data.dataset_info import DatasetInfo
 from ptpipe_torch.data.order import batched_by_length, block_order, epoch_order
 from ptpipe_torch.data.raw_form import NORMALIZED, InputForm
-from ptpipe_torch.model.signature import Signature, TensorSpec, check_meaning
-from ptpipe_torch.task.task import Task
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,71 +30,6 @@ SPLITS = ("train", "val", "test", "calibration")
 LOADING_OPTIONS = ("num_workers", "pin_memory", "prefetch_factor", "persistent_workers")
 """Options that change no bit of a batch: they are not stored with a data set."""
 _DISJOINT = (("test", "train"), ("test", "val"), ("test", "calibration"), ("val", "train"))
-
-
-@dataclass(frozen=True)
-class DatasetInfo:
-    """Facts about a data set as a whole."""
-
-    name: str
-    """`mnist`; where a fallback was used, the one it is: `digits (in place of mnist)`."""
-    inputs: Mapping[str, ColumnInfo]
-    """The input columns by name, in the order of a network's arguments."""
-    task: Task
-    """What is asked of a model; it names the target columns."""
-
-    @property
-    def targets(self) -> Mapping[str, ColumnInfo]:
-        """The target columns by name."""
-        return self.task.targets
-
-    @property
-    def columns(self) -> Mapping[str, ColumnInfo]:
-        """All columns by name."""
-        return {**self.inputs, **self.targets}
-
-    @property
-    def signature(self) -> Signature:
-        """What a model of this data set takes and returns."""
-        meanings = {name: info.meaning for name, info in self.inputs.items()} | dict(self.task.meanings)
-        return Signature(
-            tuple(info.spec(name) for name, info in self.inputs.items()),
-            self.task.outputs,
-            {name: meaning for name, meaning in meanings.items() if meaning},
-        )
-
-    def check_fit(self, name: str, signature: Signature, *, retrained: bool = False) -> None:
-        """Raise StageError, which calls the model `name`, where its inputs or outputs are not this data set's.
-
-        They have the same names, dtypes and shapes, and stand for the same as far as both sides say what: ids of one
-        tokenizer, the same classes in the same order. `retrained`: outputs may have stood for other classes, and inputs
-        may have been standardized by other statistics.
-        """
-        self.check_inputs(name, signature, retrained=retrained)
-        needed = self.signature
-        if needed.outputs:
-            _check_specs(f"{name} returns", signature.outputs, self.name, needed.outputs)
-        for spec in needed.outputs:
-            found_words, words = (of.meanings.get(spec.name, ()) for of in (signature, needed))
-            if not retrained or sorted(found_words) == sorted(words):
-                check_meaning(f"{name} returns {spec.name}", found_words, self.name, words)
-
-    def check_inputs(self, name: str, signature: Signature, *, retrained: bool = False) -> None:
-        """Raise StageError, which calls the model `name`, where its inputs are not this data set's.
-
-        `retrained`: see `check_fit`.
-        """
-        needed = self.signature
-        _check_specs(f"{name} takes", signature.inputs, self.name, needed.inputs)
-        for spec in needed.inputs:
-            found_words, words = (of.meanings.get(spec.name, ()) for of in (signature, needed))
-            check_meaning(f"{name} takes {spec.name}", found_words, self.name, words, retrained=retrained)
-
-
-def _check_specs(model: str, found: Sequence[TensorSpec], data: str, needed: Sequence[TensorSpec]) -> None:
-    if found != needed:
-        found_text, needed_text = (", ".join(map(str, specs)) for specs in (found, needed))
-        raise StageError(f"{model} {found_text}; {data} needs {needed_text}")
 
 
 @dataclass(frozen=True)
@@ -343,8 +276,9 @@ class Data(Artifact):
         return {
             "name": self.info.name,
             "inputs": [str(spec) for spec in self.info.signature.inputs],
-            "task": type(self.info.task).__name__,
+            **self.info.task.summary(),
             **sizes,
+            "task": type(self.info.task).__name__,
         }
 
 

@@ -19,7 +19,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, NonNegativeIn
 from ptpipe import IntegrityError, StageError
 from ptpipe_torch.data.column import ArrayColumn, Column, RaggedColumn, SubsetColumn, flatten
 from ptpipe_torch.data.column_info import ColumnInfo
-from ptpipe_torch.data.data import LOADING_OPTIONS, DatasetInfo, LoaderOptions, Split
+from ptpipe_torch.data.data import LOADING_OPTIONS, LoaderOptions, Split
+from ptpipe_torch.data.dataset_info import DatasetInfo
 from ptpipe_torch.data.image_members import AnyFormat, StoredSide, StoredSize
 from ptpipe_torch.data.images import ImageFileColumn
 from ptpipe_torch.data.shards import MAX_LENGTH, RaggedMembers, Shard, TarColumn, TarMembers, changed

@@ -18,7 +18,8 @@ import numpy.typing as npt
 import torch
 
 from ptpipe import StageError
-from ptpipe_torch.data.data import Batch, DatasetInfo, Partners
+from ptpipe_torch.data.data import Batch, Partners
+from ptpipe_torch.data.dataset_info import DatasetInfo
 from ptpipe_torch.model.signature import TensorSpec
 
 Tensors: TypeAlias = Mapping[str, torch.Tensor]

@@ -38,3 +38,5 @@ class RawForm:
     """The axes of raw values in the order of the normalized ones; empty: they have that order."""
     resizing: Resizing | None = None
     """How images of other sizes become those of `spec`; None: not known, or they are no images."""
+    meaning: tuple[str, ...] | None = None
+    """What raw values stand for, as `ColumnInfo.meaning`; None: what normalized ones do."""

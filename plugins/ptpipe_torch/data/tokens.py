@@ -5,6 +5,8 @@ Shape legend: B texts of a batch, L tokens of its longest one.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from typing import Final, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
@@ -12,10 +14,12 @@ from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 from ptpipe import StageError
 from ptpipe_torch.data.column import Column, value_range
 from ptpipe_torch.data.column_info import ColumnInfo
+from ptpipe_torch.data.meaning import OTHER_WORDS, Misfit
 from ptpipe_torch.model.signature import BATCH, TensorSpec
 
 LENGTH: Final = "length"
 """The symbol of the axis of tokens, where batches are padded to their longest text."""
+_LIMIT = re.compile(r"at most (\d{1,9}) in a text", re.ASCII)
 
 
 class TokensInfo(ColumnInfo):
@@ -45,6 +49,16 @@ class TokensInfo(ColumnInfo):
     def meaning(self) -> tuple[str, ...]:
         tokenizer = (f"tokenizer {self.tokenizer_sha256}",) if self.tokenizer_sha256 else ()
         return (*tokenizer, f"{self.vocabulary_size} tokens", f"at most {self.max_length} in a text")
+
+    def misfit(self, words: Sequence[str], *, retrained: bool = False) -> Misfit | None:
+        """Texts may be shorter than the model's; former models have no limit."""
+        limit = _LIMIT.fullmatch(words[-1])
+        found, (*needed, own_limit) = [*words[: -1 if limit else None]], self.meaning
+        if found != needed:
+            return Misfit(found, needed, OTHER_WORDS)
+        if limit is None or int(limit[1]) >= self.max_length:
+            return None
+        return Misfit(words[-1:], [own_limit], "the model takes no longer ones. Use the same `max_length` for both")
 
     @property
     def length(self) -> int | Literal["length"]:

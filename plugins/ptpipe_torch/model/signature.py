@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from ptpipe import JSON, StageError
+from ptpipe import JSON
 
 BATCH = "batch"
 """The symbol of the first axis of every tensor."""
 Meanings: TypeAlias = Mapping[str, tuple[str, ...]]
 """What the numbers of tensors stand for, in words, by the tensor's name: names of classes, the tokenizer of ids."""
-STATISTICS = "statistics of "
-"""What a word begins with that says by which numbers the values were standardized. A training may change them."""
 _DIGEST = re.compile(r"\b[0-9a-f]{64}\b")
-_LIMIT = re.compile(r"at most (\d{1,9}) in a text", re.ASCII)
-_Kind: TypeAlias = Callable[[Sequence[str]], list[str]]
-"""Chooses words of a meaning."""
 _MAX_WORDS, _MAX_SHOWN = 10, 300
 _SIDES = ("inputs", "outputs")
 _KEYS = {*_SIDES, "meanings"}
@@ -133,72 +128,14 @@ def meanings_from_json(content: object) -> Meanings:
     raise ValueError("meanings are words for each tensor")
 
 
-def meanings_differ(found: Sequence[str], needed: Sequence[str], *, retrained: bool = False) -> bool:
-    """Return whether both are known, and differ; in more than their statistics where the model was `retrained`.
-
-    A limit of the model's, `found`, may be above that of the data. What only one side has of these is not known.
-    """
-    kind = _first_difference(found, needed) if found and needed else None
-    return kind is not None and not (retrained and kind is _statistics)
-
-
-def check_meaning(
-    model: str, found: Sequence[str], data: str, needed: Sequence[str], *, retrained: bool = False
-) -> None:
-    """Raise StageError where the numbers of a tensor stand for something else: see `meanings_differ`."""
-    if meanings_differ(found, needed, retrained=retrained):
-        found_text, needed_text = describe_meanings(found, needed)
-        problem = _PROBLEMS[_first_difference(found, needed) or _words]
-        raise StageError(f"{model} of {found_text}; {data} has {needed_text}: {problem}")
-
-
 def describe_meanings(found: Sequence[str], needed: Sequence[str]) -> tuple[str, str]:
     """Return two different meanings in words, what differs first where they are long."""
-    kind = _first_difference(found, needed) or _words
-    found, needed = kind(found), kind(needed)
     is_long = len(found) > _MAX_WORDS or max(len(", ".join(words)) for words in (found, needed)) > _MAX_SHOWN
     if len(found) == len(needed) and is_long:
         number = next(number for number, pair in enumerate(zip(found, needed, strict=True)) if pair[0] != pair[1])
         found, needed = (f"{words[number]} as number {number}" for words in (found, needed))
         return _shown([found]), _shown([needed])
     return _shown(found), _shown(needed)
-
-
-def _first_difference(found: Sequence[str], needed: Sequence[str]) -> _Kind | None:
-    """Return which kind of words differs; None where the data's meaning, `needed`, fits the model's."""
-    if _words(found) != _words(needed):
-        return _words
-    pairs = zip(_limits(found), _limits(needed), strict=False)
-    if any(_limit(of) < _limit(at) for of, at in pairs):
-        return _limits
-    statistics = _statistics(found), _statistics(needed)
-    return _statistics if all(statistics) and statistics[0] != statistics[1] else None
-
-
-def _words(meaning: Sequence[str]) -> list[str]:
-    return [word for word in meaning if not (_limit(word) or word.startswith(STATISTICS))]
-
-
-def _limits(meaning: Sequence[str]) -> list[str]:
-    return [word for word in meaning if _limit(word)]
-
-
-def _statistics(meaning: Sequence[str]) -> list[str]:
-    return [word for word in meaning if word.startswith(STATISTICS)]
-
-
-def _limit(word: str) -> int:
-    """Return the number of an `at most NUMBER in a text`, else 0."""
-    found = _LIMIT.fullmatch(word)
-    return int(found[1]) if found else 0
-
-
-_ELSE = "the same numbers stand for something else there."
-_PROBLEMS: Mapping[_Kind, str] = {
-    _words: f"{_ELSE} Use the same tokenizer, categories or classes for both",
-    _limits: "the model takes no longer ones. Use the same `max_length` for both",
-    _statistics: f"{_ELSE} Name the file as `val_path` or `test_path` of the data that the model was trained with",
-}
 
 
 def _shown(words: Sequence[str]) -> str:

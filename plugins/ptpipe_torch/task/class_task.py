@@ -6,6 +6,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
+from ptpipe import JSON
 from ptpipe_torch.model.signature import Meanings
 from ptpipe_torch.task.task import Task, meaning_of
 
@@ -26,6 +27,9 @@ class ClassTask(Task):
     @property
     def meanings(self) -> Meanings:
         return {name: meaning_of(self.class_names) for name in self.class_scores}
+
+    def summary(self) -> dict[str, JSON]:
+        return {"num_classes": self.num_classes, "class_names": list(meaning_of(self.class_names))}
 
     @property
     def num_classes(self) -> int:

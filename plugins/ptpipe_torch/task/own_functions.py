@@ -90,6 +90,9 @@ class OwnFunctionsTask(Task):
     def probability_functions(self) -> Mapping[str, Literal["softmax", "sigmoid"]]:
         return self.task.probability_functions
 
+    def summary(self) -> dict[str, JSON]:
+        return self.task.summary()
+
     @property
     def meanings(self) -> Meanings:
         return self.task.meanings

@@ -92,6 +92,10 @@ class Task(Facts, ABC):
         """What outputs stand for, by their names: the classes. Names that are numbers, 0, 1, 2, ..., say nothing."""
         return {}
 
+    def summary(self) -> dict[str, JSON]:
+        """Return what a data set's summary says of the task."""
+        return {}
+
     @property
     def output_scale(self) -> tuple[float, ...]:
         """What a network's last layer is multiplied by where its natural unit is not the target's; empty: nothing.

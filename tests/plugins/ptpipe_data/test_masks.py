@@ -14,7 +14,9 @@ def counts(ctx: Context, *values: int, names: tuple[str, ...] = ("sky", "road"))
 
 
 def test_masks_without_two_classes_teach_nothing(ctx: Context) -> None:
-    with pytest.raises(StageError, match=r"have nothing but the class 'sky' and the ignored value 255: if 255 is a cl"):
+    with pytest.raises(
+        StageError, match=r"have nothing but the class 'sky' and the ignored value 255 .*: if 255 is a class, number"
+    ):
         counts(ctx, 0, 255, 0)
     with pytest.raises(StageError, match=r"have nothing but the ignored value 255"):
         counts(ctx, 255, 255)

@@ -32,9 +32,7 @@ def make(tmp_path: Path):
 )
 def test_other_names_of_splits_are_refused(make, names: Sequence[str], wrong: str) -> None:
     root = make(*names)
-    with pytest.raises(
-        StageError, match=f"{root} has folders called {wrong}: call those of splits train, val and test"
-    ):
+    with pytest.raises(StageError, match=f"{root} has folders called {wrong}: splits are called train, val and test"):
         split_folders(root)
 
 

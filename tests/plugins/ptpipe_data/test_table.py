@@ -13,6 +13,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from pydantic import ValidationError
 import ptpipe_data as front
 from ptpipe import Context, StageError
 from ptpipe_data.table_columns import CategoriesInfo, NumbersInfo
-from ptpipe_torch import Classification, Data, MultiLabel, Regression
+from ptpipe_torch import Classification, Data, MultiLabel, Regression, Signature
 
 from ...datasets import class_names_of, labels_of
 
@@ -140,12 +141,18 @@ def test_a_model_of_other_statistics_does_not_fit(tmp_path: Path, load: Load) ->
     january = load(write(tmp_path / "january.csv", {"a": [1.5, 2.5], "y": [1, 2]})).info
     february = load(write(tmp_path / "february.csv", {"a": [11.5, 12.5], "y": [1, 2]})).info
     message = (
-        r"^net takes numbers of \[statistics of a: mean 2, std 0\.5\]; february has \[statistics of a: mean 12, "
-        r"std 0\.5\]: .* Name the file as `val_path` or `test_path` of the data that the model was trained with"
+        r"^net takes numbers of \[a: mean 2, std 0\.5\]; february has \[a: mean 12, std 0\.5\]: the same numbers stand "
+        r"for something else there\. Give .* one data stage its own val and test \(`val_path`, `test_path`\)$"
     )
     with pytest.raises(StageError, match=message):
         february.check_fit("net", january.signature)
     february.check_fit("net", january.signature, retrained=True)
+    of_names = Signature(january.signature.inputs, january.signature.outputs, {"numbers": ("a",)})
+    february.check_fit("net", of_names)  # a former model, or a file that standardizes by itself
+    assert january.inputs["numbers"].raw_form("numbers", "nhwc").meaning == ("a",)
+    for wrong in (("b",), ("a", "a: mean 2"), ("a", "a: mean 2, std 0.5", "b: mean 2, std 0.5")):
+        with pytest.raises(StageError, match="Use the same tokenizer, categories or classes for both"):
+            february.check_fit("net", replace(of_names, meanings={"numbers": wrong}), retrained=True)
 
 
 def test_types_are_found(tmp_path: Path, load: Load, suffix: str) -> None:

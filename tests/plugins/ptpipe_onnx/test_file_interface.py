@@ -68,7 +68,8 @@ def test_bytes_to_classes(
     model = made.model
     (batch,) = digits.batches("test", batch_size=300)
     plain = run(made.file, **batch.input_arrays())
-    file = run_export(model, preprocessing=layout, postprocessing=True)
+    named = model.with_recipe(signature=replace(model.signature, meanings=digits.info.signature.meanings))
+    file = run_export(named, preprocessing=layout, postprocessing=True)
     pixels_NHWC, logits_NK = raw_and_expected(digits, model)
     found = run(file, images=pixels_NHWC if layout == "nhwc" else np.moveaxis(pixels_NHWC, 3, 1).copy())
     assert list(found) == ["logits", "probabilities", "classes"]
@@ -81,6 +82,7 @@ def test_bytes_to_classes(
     assert (found["classes"] == found["logits"].argmax(1)).all()
     assert found["classes"].dtype == np.int64
     assert file.signature == model.signature
+    assert "images" in named.signature.meanings and "images" not in file.signature.meanings, "bytes are any data set's"
     assert str(file.own_signature) == (
         f"images (batch, {'16, 16, 1' if layout == 'nhwc' else '1, 16, 16'}) uint8 -> "
         "logits (batch, 10) float32, probabilities (batch, 10) float32, classes (batch) int64"

@@ -44,8 +44,7 @@ def test_a_training_on_other_statistics_gives_a_notice(lab: Lab, tmp_path: Path)
     ctx = Context("train", "train.supervised", seed=0, scratch=tmp_path, _tell=events.append)
     trained = with_meanings_of(ctx, model, Data(february, {"train": split}))
     assert [event.text for event in events if isinstance(event, Notice)] == [
-        "numbers stood for [statistics of age: mean 30.5, std 2], and stands for [statistics of age: mean 40, std 2] "
-        "from this training on"
+        "numbers stood for [age: mean 30.5, std 2], and stands for [age: mean 40, std 2] from this training on"
     ]
     february.check_fit("the model", trained.signature)
     with pytest.raises(StageError, match=r"mean 40, std 2\]; january has .*mean 30.5"):
@@ -55,11 +54,28 @@ def test_a_training_on_other_statistics_gives_a_notice(lab: Lab, tmp_path: Path)
 def test_what_outputs_stand_for_is_the_last_trainings(lab: Lab) -> None:
     model, data = lab.make_model(), lab.make_data()
     trained = lab.train(model, data)
-    assert trained.model.signature.meanings == {"logits": ("a", "b", "c", "d")} and not trained.notices
+    assert trained.model.signature.meanings["logits"] == ("a", "b", "c", "d") and not trained.notices
     others = image_info("others", ("a", "b", "c", "e"), (1, 8, 8), (0.3,), (0.2,))
     again = lab.train(trained.model, Data(others, data.splits, data.loader))
-    assert again.model.signature.meanings == {"logits": ("a", "b", "c", "e")}
+    assert again.model.signature.meanings["logits"] == ("a", "b", "c", "e")
     assert "logits stood for [a, b, c, d], and stands for [a, b, c, e] from this training on" in again.notices
     with pytest.raises(StageError, match=r"the model returns logits of \[a, b, c, e\]; mixed has \[e, a, b, c\]"):
         mixed = image_info("mixed", ("e", "a", "b", "c"), (1, 8, 8), (0.3,), (0.2,))
         lab.train(again.model, Data(mixed, data.splits, data.loader))
+
+
+def test_images_of_another_normalization_are_reported(lab: Lab) -> None:
+    data = lab.make_data()
+    trained = lab.train(lab.make_model(), data)
+    near, far = (
+        Data(image_info(f"{mean}", tuple("abcd"), (1, 8, 8), (mean,), (0.2,)), data.splits, data.loader)
+        for mean in (0.305, 0.5)
+    )
+    assert not lab.train(trained.model, near).notices
+    again = lab.train(trained.model, far)
+    assert again.notices == [
+        "images stood for [mean 0.3, std 0.2], and stands for [mean 0.5, std 0.2] from this training on"
+    ]
+    far.info.check_fit("the model", again.model.signature)
+    with pytest.raises(StageError, match=r"takes images of \[mean 0.5, std 0.2\]; quadrants has \[mean 0.3, std 0.2\]"):
+        data.info.check_fit("the model", again.model.signature)

@@ -20,7 +20,7 @@ from ptpipe_onnx.quantization.config import WeightOnlyConfig
 from ptpipe_onnx.quantization.weight_only import missing_quantizer
 from ptpipe_torch import ArrayInfo, Data, OnnxFile, Regression, Split
 from ptpipe_torch.data.column import ArrayColumn
-from ptpipe_torch.data.data import DatasetInfo
+from ptpipe_torch.data.dataset_info import DatasetInfo
 
 pytestmark = pytest.mark.skipif(missing_quantizer() is not None, reason=str(missing_quantizer()))
 Run = Callable[..., OnnxFile]

@@ -11,8 +11,9 @@ import torch
 from pydantic import ValidationError
 
 from ptpipe import StageError
-from ptpipe_torch import ArrayInfo, ImageInfo, InputForm
+from ptpipe_torch import ArrayInfo, ImageInfo, InputForm, Misfit
 from ptpipe_torch.data.augment import augment
+from ptpipe_torch.data.meaning import OTHER_STATISTICS, OTHER_WORDS
 
 RGB: dict[str, Any] = {"shape_CHW": (3, 4, 5), "mean": (0.1, 0.4, 0.7), "std": (0.2, 0.3, 0.5)}
 
@@ -140,3 +141,16 @@ def test_facts_of_an_array_that_make_no_sense_are_refused(wrong: dict[str, Any])
 def test_facts_cannot_be_changed() -> None:
     with pytest.raises(ValidationError, match="frozen"):
         ImageInfo(**RGB).mean = (0.0, 0.0, 0.0)
+
+
+def test_images_stand_for_their_normalization() -> None:
+    info = ImageInfo(**RGB)
+    assert info.meaning == ("mean 0.1, 0.4, 0.7", "std 0.2, 0.3, 0.5")
+    near = ImageInfo(**RGB | {"mean": (0.105, 0.39, 0.7), "std": (0.2, 0.31, 0.48)})
+    assert info.misfit(info.meaning) is info.misfit(near.meaning) is near.misfit(info.meaning) is None
+    for other in ({"mean": (0.1, 0.42, 0.7)}, {"std": (0.2, 0.3, 0.6)}):
+        words = ImageInfo(**RGB | other).meaning
+        assert info.misfit(words) == Misfit(words, info.meaning, OTHER_STATISTICS)
+        assert info.misfit(words, retrained=True) is None
+    for words in ((), ("cat",), ("mean x, y", "std 1, 2")):
+        assert info.misfit(words) == Misfit(words, info.meaning, OTHER_WORDS)

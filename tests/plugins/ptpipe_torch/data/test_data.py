@@ -7,6 +7,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -32,6 +33,7 @@ from ptpipe_torch import (
     Split,
     TokenClassification,
     TokensInfo,
+    Unlabeled,
     epoch_order,
 )
 from ptpipe_torch.data.column import SubsetColumn
@@ -415,11 +417,13 @@ class TestSeveralColumns:
                 "images (batch, 3, 4, 5) float32",
                 "tokens (batch, 2, 3) int64",
             ],
-            "task": "Classification",
+            "num_classes": 3,
+            "class_names": ["a", "b", "c"],
             "num_train": NUM - 4,
             "num_val": 2,
             "num_test": 0,
             "num_calibration": 2,
+            "task": "Classification",
         }
 
     def test_channels_last_is_for_images(self) -> None:
@@ -592,3 +596,16 @@ def test_a_training_may_change_the_classes_but_not_their_order() -> None:
     for other in (of_texts("a" * 64, names=("spam", "ham")), of_texts("b" * 64)):
         with pytest.raises(StageError, match="the same numbers stand for something else there"):
             other.check_fit("net", signature, retrained=True)
+
+
+def test_images_of_another_normalization_do_not_fit_unless_trained_with() -> None:
+    one, other = (
+        DatasetInfo(name, {"images": ImageInfo(shape_CHW=(1, 4, 4), mean=(mean,), std=(0.2,))}, Unlabeled())
+        for name, mean in (("day", 0.6), ("night", 0.2))
+    )
+    message = r"net takes images of \[mean 0.6, std 0.2\]; night has \[mean 0.2, std 0.2\]: .* such as `mean` and `std`"
+    for check in (other.check_fit, other.check_inputs):
+        with pytest.raises(StageError, match=message):
+            check("net", one.signature)
+        check("net", one.signature, retrained=True)
+        check("net", replace(one.signature, meanings={}))

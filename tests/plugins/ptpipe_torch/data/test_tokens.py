@@ -80,3 +80,14 @@ def test_a_batch_becomes_a_tensor_as_it_is() -> None:
         fixed.conversion("tokens")(batch_BL, False)
     with pytest.raises(StageError, match=r"^column tokens: a batch of shape \(2, 2\) int32"):
         INFO.conversion("tokens")(batch_BL.int(), False)
+
+
+def test_a_model_takes_shorter_texts_but_no_longer_ones() -> None:
+    *words, limit = INFO.meaning
+    shorter, longer = (INFO.model_copy(update={"max_length": INFO.max_length + more}) for more in (-1, 1))
+    assert shorter.misfit(INFO.meaning) is INFO.misfit(words) is None, "former models have no limit"
+    misfit = longer.misfit(INFO.meaning)
+    assert misfit is not None and (misfit.found, misfit.needed) == ((limit,), [longer.meaning[-1]])
+    assert misfit.problem == "the model takes no longer ones. Use the same `max_length` for both"
+    other = shorter.model_copy(update={"vocabulary_size": 11}).misfit(INFO.meaning)
+    assert other is not None and "the same numbers stand for something else" in other.problem

@@ -14,7 +14,7 @@ from ptpipe import StageError
 from ptpipe_torch import BATCH, Signature, TensorSpec
 from ptpipe_torch.model.example_inputs import copies, zeros
 from ptpipe_torch.model.outputs import named_outputs, tensors_of
-from ptpipe_torch.model.signature import DTYPES, STATISTICS, check_meaning, describe_meanings
+from ptpipe_torch.model.signature import DTYPES, describe_meanings
 
 TOKENS = TensorSpec("tokens", "int64", (BATCH, "length"))
 MASK = TensorSpec("mask", "bool", (BATCH, "length"))
@@ -75,41 +75,6 @@ def test_different_meanings_in_words() -> None:
     swapped = [*many[:30], "cat", *many[31:]]
     assert describe_meanings(many, swapped) == ("[class 30 as number 30]", "[cat as number 30]")
     assert describe_meanings(many, many[:3])[0].endswith("class 9, and 30 more]")
-
-
-JANUARY, FEBRUARY = (("age", f"{STATISTICS}age: mean {mean}, std 1") for mean in (30, 40))
-
-
-def test_other_statistics_are_named_with_what_to_do() -> None:
-    message = r"net takes numbers of \[statistics of age: mean 30, std 1\]; february has \[.*mean 40.*`test_path` of"
-    with pytest.raises(StageError, match=message):
-        check_meaning("net takes numbers", JANUARY, "february", FEBRUARY)
-    check_meaning("net takes numbers", JANUARY, "february", FEBRUARY, retrained=True)
-    check_meaning("net takes numbers", JANUARY[:1], "february", FEBRUARY)  # a former model's are not known
-    for retrained in (False, True):
-        with pytest.raises(StageError, match=r"net takes numbers of \[age\]; others has \[size\]: .* Use the same"):
-            check_meaning("net takes numbers", JANUARY, "others", ("size", *FEBRUARY[1:]), retrained=retrained)
-
-
-def test_a_model_takes_shorter_texts_but_no_longer_ones() -> None:
-    found, same, longer = (("tokenizer a", f"at most {length} in a text") for length in (16, 8, 128))
-    check_meaning("net takes tokens", found, "others", same)
-    message = (
-        r"net takes tokens of \[at most 16 in a text\]; others has \[at most 128 in a text\]: the model takes no long"
-    )
-    with pytest.raises(StageError, match=message):
-        check_meaning("net takes tokens", found, "others", longer)
-    check_meaning("net takes tokens", found[:1], "others", longer)  # a former model's is not known
-    for other in (("tokenizer b", "at most 8 in a text"), ("tokenizer a", "at most x in a text")):
-        with pytest.raises(StageError, match="the same numbers stand for something else there"):
-            check_meaning("net takes tokens", found, "others", other)
-
-
-def test_what_differs_first_is_shown_where_words_are_long() -> None:
-    many = [f"{STATISTICS}column {number}: mean 0.123456789012, std 0.123456789012" for number in range(8)]
-    assert describe_meanings(many, [*many[:7], "statistics of it: mean 1, std 1"])[1] == (
-        "[statistics of it: mean 1, std 1 as number 7]"
-    )
 
 
 def test_text_names_every_axis() -> None:

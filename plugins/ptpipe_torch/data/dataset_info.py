@@ -1,0 +1,85 @@
+"""What a data set as a whole is, and which models fit it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ptpipe import StageError
+from ptpipe_torch.data.column_info import ColumnInfo
+from ptpipe_torch.data.meaning import OTHER_WORDS, Misfit
+from ptpipe_torch.model.signature import Signature, TensorSpec, describe_meanings
+from ptpipe_torch.task.task import Task
+
+
+@dataclass(frozen=True)
+class DatasetInfo:
+    """Facts about a data set as a whole."""
+
+    name: str
+    """`mnist`; where a fallback was used, the one it is: `digits (in place of mnist)`."""
+    inputs: Mapping[str, ColumnInfo]
+    """The input columns by name, in the order of a network's arguments."""
+    task: Task
+    """What is asked of a model; it names the target columns."""
+
+    @property
+    def targets(self) -> Mapping[str, ColumnInfo]:
+        """The target columns by name."""
+        return self.task.targets
+
+    @property
+    def columns(self) -> Mapping[str, ColumnInfo]:
+        """All columns by name."""
+        return {**self.inputs, **self.targets}
+
+    @property
+    def signature(self) -> Signature:
+        """What a model of this data set takes and returns."""
+        meanings = {name: info.meaning for name, info in self.inputs.items()} | dict(self.task.meanings)
+        return Signature(
+            tuple(info.spec(name) for name, info in self.inputs.items()),
+            self.task.outputs,
+            {name: meaning for name, meaning in meanings.items() if meaning},
+        )
+
+    def check_fit(self, name: str, signature: Signature, *, retrained: bool = False) -> None:
+        """Raise StageError, which calls the model `name`, where its inputs or outputs are not this data set's.
+
+        They have the same names, dtypes and shapes, and stand for the same as far as both sides say what: ids of one
+        tokenizer, the same classes in the same order. `retrained`: outputs may have stood for other classes, and values
+        may have been normalized otherwise.
+        """
+        self.check_inputs(name, signature, retrained=retrained)
+        needed = self.signature
+        if needed.outputs:
+            _check_specs(f"{name} returns", signature.outputs, self.name, needed.outputs)
+        for spec in needed.outputs:
+            found_words, words = (of.meanings.get(spec.name, ()) for of in (signature, needed))
+            if found_words != words and (not retrained or sorted(found_words) == sorted(words)):
+                _refuse(f"{name} returns {spec.name}", self.name, Misfit(found_words, words, OTHER_WORDS))
+
+    def check_inputs(self, name: str, signature: Signature, *, retrained: bool = False) -> None:
+        """Raise StageError, which calls the model `name`, where its inputs are not this data set's.
+
+        `retrained`: see `check_fit`.
+        """
+        needed = self.signature
+        _check_specs(f"{name} takes", signature.inputs, self.name, needed.inputs)
+        for column, info in self.inputs.items():
+            words = signature.meanings.get(column, ())
+            if words and info.meaning and (misfit := info.misfit(words, retrained=retrained)):
+                _refuse(f"{name} takes {column}", self.name, misfit)
+
+
+def _check_specs(model: str, found: Sequence[TensorSpec], data: str, needed: Sequence[TensorSpec]) -> None:
+    if found != needed:
+        found_text, needed_text = (", ".join(map(str, specs)) for specs in (found, needed))
+        raise StageError(f"{model} {found_text}; {data} needs {needed_text}")
+
+
+def _refuse(model: str, data: str, misfit: Misfit) -> None:
+    """Raise StageError, as the numbers of a tensor stand for something else, unless one of the meanings is unknown."""
+    if misfit.found and misfit.needed:
+        found_text, needed_text = describe_meanings(misfit.found, misfit.needed)
+        raise StageError(f"{model} of {found_text}; {data} has {needed_text}: {misfit.problem}")
