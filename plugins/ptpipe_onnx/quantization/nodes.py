@@ -27,6 +27,16 @@ def name_nodes(graph: GraphProto) -> None:
         taken.add(node.name)
 
 
+def tensors_read(node: NodeProto) -> Iterator[str]:
+    """Yield the names of what a node takes, and of what the graphs inside it (of If, Loop, Scan) read."""
+    yield from node.input
+    for attribute in node.attribute:
+        for graph in (attribute.g, *attribute.graphs):
+            for inner in graph.node:
+                yield from tensors_read(inner)
+            yield from (value.name for value in graph.output)
+
+
 class NodeNames:
     """What the nodes of a graph may be called."""
 
@@ -34,7 +44,7 @@ class NodeNames:
         self._stored = {tensor.name for tensor in graph.initializer}
         self._readers: dict[str, list[NodeProto]] = {}
         for node in graph.node:
-            for name in node.input:
+            for name in tensors_read(node):
                 self._readers.setdefault(name, []).append(node)
 
     def layer(self, node: NodeProto) -> str:
@@ -46,7 +56,7 @@ class NodeNames:
         return {node.name, node.op_type, *self._layers(node)}
 
     def readers(self, name: str) -> Sequence[NodeProto]:
-        """Return the nodes that take this tensor."""
+        """Return the nodes that take this tensor, or have graphs inside that read it."""
         return self._readers.get(name, ())
 
     def _layers(self, node: NodeProto) -> Iterator[str]:

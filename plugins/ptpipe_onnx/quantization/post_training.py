@@ -16,6 +16,7 @@ from ptpipe import JSON, Context, StageError
 from ptpipe_onnx.kernels import Kernels
 from ptpipe_onnx.quantization.agreement import ConstantOutputError
 from ptpipe_onnx.quantization.calibration import CalibrationReader
+from ptpipe_onnx.quantization.clips import shared_clips
 from ptpipe_onnx.quantization.config import QuantizeOnnxConfig
 from ptpipe_onnx.quantization.float_passes import float_parts
 from ptpipe_onnx.quantization.masks import mask_nodes
@@ -115,7 +116,10 @@ def _remedy(
 
 def _nodes_kept_float(config: QuantizeOnnxConfig, ctx: Context, content: ModelProto) -> list[str]:
     """Return the names of the nodes that a static file keeps float besides those of `skip`."""
-    by_reason = {"they apply attention masks": mask_nodes(content.graph)}
+    by_reason = {
+        "they apply attention masks": mask_nodes(content.graph),
+        "what they clip is read by others too": shared_clips(content.graph, config.format),
+    }
     if config.is_optimized:
         by_reason["the file ranks values (TopK)"] = ranked_nodes(content.graph)
     for reason, names in by_reason.items():
