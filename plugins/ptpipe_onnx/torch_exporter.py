@@ -29,13 +29,14 @@ from ptpipe_onnx import recurrent, translations
 from ptpipe_onnx.embedding_bags import embedding_bag_replacements
 from ptpipe_onnx.graph import dropped_arrays_released, keep_outputs_inside, register_constants
 from ptpipe_onnx.layer_norms import use_layer_norms
+from ptpipe_onnx.program_passes import write_translatable
 from ptpipe_onnx.shape_pass import use_constant_shapes
 from ptpipe_onnx.tensor_names import name_transposed_weights
 from ptpipe_torch import Signature, TensorSpec
 from ptpipe_torch.errors import export_failure, root_cause
 from ptpipe_torch.model.outputs import exported_names
 from ptpipe_torch.sized_export import export_sized
-from ptpipe_torch.torch_export import insert_call, original_names, place_of_error, place_of_operator
+from ptpipe_torch.torch_export import original_names, place_of_error, place_of_operator
 
 _FAILED = "this network can't be exported to ONNX"
 _REMEDY = "Write it with other operators, or compute that part outside of the network"
@@ -61,9 +62,7 @@ def export(network: nn.Module, signature: Signature, opset: int) -> ir.Model:
         for node in translations.without_form(program.graph):
             operator, place = _origin(network, signature, node)
             raise StageError(f"{_FAILED}: the positions that {operator} returns have no ONNX form{place}. {_REMEDY}")
-        _give_attention_heads(program)
-        _subtract_from_floats(program)
-        _write_global_averages_out(program)
+        write_translatable(program)
         use_layer_norms(program)
         names = exported_names(program, signature.outputs)
         try:
@@ -203,6 +202,7 @@ def optimize(model: ir.Model) -> ir.Model:
 
     # As `optimizer.optimize_ir`, but for the operators that each rule is tried at.
     rules = rewriter._DEFAULT_REWRITE_RULES
+    names = [value.name for value in (*model.graph.inputs, *model.graph.outputs)]
     with _silent(), dropped_arrays_released(model), _exact_constants(rules):
         common.InlinePass()(model)
         name_transposed_weights(model.graph)
@@ -219,52 +219,12 @@ def optimize(model: ir.Model) -> ir.Model:
             common.OutputFixPass(),
         )(model)
         keep_outputs_inside(model)
+        for value, name in zip((*model.graph.inputs, *model.graph.outputs), names, strict=True):
+            value.name = name  # which those passes change where the graph returns an input, or a value twice
         common.NameFixPass()(model)
         register_constants(model)
         use_constant_shapes(model.graph)
     return model
-
-
-def _give_attention_heads(program: ExportedProgram) -> None:
-    """Insert an axis of one head, in place, around attention over (N, L, D): the exporter takes (N, H, L, D) only."""
-    aten, graph = torch.ops.aten, program.graph_module.graph
-    for attention in graph.find_nodes(op="call_function", target=aten.scaled_dot_product_attention.default):
-        if attention.meta["val"].dim() != 3:
-            continue
-        with graph.inserting_before(attention):
-            for value in attention.all_input_nodes:  # the mask may have two axes, (L, S), which broadcast
-                if value.meta["val"].dim() == 3:
-                    attention.replace_input_with(value, insert_call(graph, aten.unsqueeze.default, value, 1))
-        readers = list(attention.users)
-        attention.meta["val"] = attention.meta["val"].unsqueeze(1)
-        with graph.inserting_after(attention):
-            without_head = insert_call(graph, aten.squeeze.dim, attention, 1)
-        for reader in readers:
-            reader.replace_input_with(attention, without_head)
-    program.graph_module.recompile()
-
-
-def _write_global_averages_out(program: ExportedProgram) -> None:
-    """Replace adaptive average pooling to one pixel by the mean that it is, in place, as its decomposition does."""
-    aten, graph = torch.ops.aten, program.graph_module.graph
-    for pool in graph.find_nodes(op="call_function", target=aten.adaptive_avg_pool2d.default):
-        source, size = pool.args
-        if list(size) == [1, 1]:
-            pool.target, pool.args = aten.mean.dim, (source, [-1, -2], True)
-    program.graph_module.recompile()
-
-
-def _subtract_from_floats(program: ExportedProgram) -> None:
-    """Convert integers that are subtracted from a float (`1.0 - mask`) first, in place: the exporter fails there."""
-    aten, graph = torch.ops.aten, program.graph_module.graph
-    for difference in graph.find_nodes(op="call_function", target=aten.rsub.Scalar):
-        value, minuend = difference.args[:2]
-        if isinstance(minuend, float) and not value.meta["val"].dtype.is_floating_point:
-            with graph.inserting_before(difference):
-                difference.replace_input_with(
-                    value, insert_call(graph, aten.to.dtype, value, difference.meta["val"].dtype)
-                )
-    program.graph_module.recompile()
 
 
 def _order_outputs(outputs: MutableSequence[ir.Value], specs: Sequence[TensorSpec]) -> None:

@@ -136,21 +136,6 @@ def test_constants_that_are_nearly_0_or_1_stay(run_onnx: Callable[..., np.ndarra
     np.testing.assert_allclose(found, TinyConstants()(torch.from_numpy(x)).numpy(), rtol=1e-6)
 
 
-class Mask(nn.Module):
-    """Subtracts integers from a float, as masks are inverted."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * (1.0 - (x > 0).long()) + (2 - (x > 1).long())
-
-
-def test_integers_that_are_subtracted_from_a_float(run_onnx: Callable[..., np.ndarray]) -> None:
-    signature = Signature((TensorSpec("x", "float32", (BATCH, 3)),), (TensorSpec("y", "float32", (BATCH, 3)),))
-    model = torch_exporter.optimize(torch_exporter.export(Mask().eval(), signature, 18))
-    x = np.float32([[-1, 0, 3], [1, 2, -3]])
-    found = run_onnx(ir.to_proto(model).SerializeToString(), x)
-    np.testing.assert_array_equal(found, Mask()(torch.from_numpy(x)).numpy())
-
-
 class Branch(nn.Module):
     """Takes one of two branches, of which one returns what is outside of it."""
 
