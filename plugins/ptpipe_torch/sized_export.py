@@ -49,7 +49,7 @@ def export_sized(network: nn.Module, inputs: Sequence[TensorSpec]) -> ExportedPr
         return program
 
 
-def _dynamic_shapes(inputs: Sequence[TensorSpec], largest: int | None) -> Any:
+def _dynamic_shapes(inputs: Sequence[TensorSpec], largest: int | None) -> tuple[Any, ...]:
     symbols = {size for spec in inputs for size in spec.shape if isinstance(size, str)}
     dims = {symbol: torch.export.Dim(symbol, max=None if symbol == BATCH else largest) for symbol in symbols}
     return tuple({axis: dims[size] for axis, size in enumerate(spec.shape) if isinstance(size, str)} for spec in inputs)

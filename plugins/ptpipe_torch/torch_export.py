@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import linecache
 import logging
 import os
@@ -49,7 +50,7 @@ class Place:
 
 
 def export_program(
-    network: nn.Module, inputs: Sequence[Any], dynamic_shapes: Any, *, asserts_assumptions: bool = False
+    network: nn.Module, inputs: Sequence[Any], dynamic_shapes: Sequence[Any], *, asserts_assumptions: bool = False
 ) -> ExportedProgram:
     """Call `torch.export.export` without the graph that it prints to stderr, and the warning, when it fails.
 
@@ -70,7 +71,7 @@ def export_program(
 
 
 def _exported(
-    network: nn.Module, inputs: Sequence[Any], dynamic_shapes: Any, asserts_assumptions: bool
+    network: nn.Module, inputs: Sequence[Any], dynamic_shapes: Sequence[Any], asserts_assumptions: bool
 ) -> ExportedProgram:
     from torch._dynamo import trace_rules  # takes a second
 
@@ -84,7 +85,7 @@ def _exported(
             return torch.export.export(
                 network,
                 tuple(inputs),
-                dynamic_shapes=dynamic_shapes,
+                dynamic_shapes=_by_parameter(network, dynamic_shapes),
                 strict=False,
                 prefer_deferred_runtime_asserts_over_guards=asserts_assumptions,
             )
@@ -95,6 +96,11 @@ def _exported(
         logger.setLevel(level)
         # What the network itself prints.
         sys.stderr.write(printed.getvalue().replace(f"{graph}\n", "") if graph else printed.getvalue())
+
+
+def _by_parameter(network: nn.Module, shapes: Sequence[Any]) -> tuple[Any, ...]:
+    """Return what is dynamic of each input as torch.export takes it: of all inputs in `*inputs`, in one tuple."""
+    return tuple(inspect.signature(network.forward).bind(*shapes).arguments.values())
 
 
 def _first_size(length: Answer, tensor: torch.Tensor) -> Any:

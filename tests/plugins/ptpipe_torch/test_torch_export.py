@@ -44,3 +44,21 @@ def test_lines_are_those_of_the_network_and_not_of_torch() -> None:
     assert (module_path(exp), module_path(relu)) == ("0.0", "1")
     assert re.fullmatch(rf"{re.escape(__file__)}:[0-9]+: `y = x\.exp\(\)`", source_line(exp))
     assert source_line(relu) == ""
+
+
+class AnyNumber(nn.Module):
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        return torch.cat(inputs, 1)
+
+
+class OneAtLeast(nn.Module):
+    def forward(self, first: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+        return torch.cat([first, *rest], 1)
+
+
+@pytest.mark.parametrize("network", [AnyNumber(), OneAtLeast()])
+def test_a_network_of_any_number_of_inputs(network: nn.Module) -> None:
+    size = {0: torch.export.Dim("batch")}
+    program = export_program(network, [torch.zeros(2, 3), torch.zeros(2, 4)], (size, size))
+    inputs = torch.ones(5, 3), torch.zeros(5, 4)
+    torch.testing.assert_close(program.module()(*inputs), torch.cat(inputs, 1))
