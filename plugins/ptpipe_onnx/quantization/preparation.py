@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import onnx
-from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto, helper, numpy_helper, version_converter
+from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto, helper, version_converter
 
 from ptpipe import Context, StageError
 from ptpipe_onnx.quantization.config import QuantizerConfig
-from ptpipe_onnx.quantization.nodes import NodeNames, name_nodes
+from ptpipe_onnx.quantization.gemms import write_plain_gemms
+from ptpipe_onnx.quantization.nodes import name_nodes
 from ptpipe_onnx.quantization.tools import quantizer_tools
 from ptpipe_torch import Data, OnnxFile
 from ptpipe_torch.model.onnx_file import session_options
@@ -74,13 +74,13 @@ def load_preprocessed(ctx: Context, model: OnnxFile) -> ModelProto:
     content = onnx.load(path, load_external_data=False)
     _declare_opsets_once(content)
     name_nodes(content.graph)  # the optimizer makes nodes of its own
+    write_plain_gemms(content.graph)
     path.unlink()
     return content
 
 
 def fit_for_quantizer(ctx: Context, content: ModelProto) -> None:
     """Write what ONNX Runtime's quantizer of activations fails on in another form, in place."""
-    _flatten_biases(content.graph)
     _separate_biases(content.graph)
     with quantizer_tools(ctx, "ONNX Runtime can't run the file after its own pre-processing"):
         _declare_types(content)
@@ -117,29 +117,6 @@ def _declare_types(content: ModelProto) -> None:
         if value.name in missing and value.type == "tensor(float)":
             shape = value.shape or None
             graph.value_info.append(helper.make_tensor_value_info(value.name, TensorProto.FLOAT, shape))
-
-
-def _flatten_biases(graph: GraphProto) -> None:
-    """Give each Gemm a bias with an axis of its outputs alone: the quantizer indexes it by output, whatever its shape.
-
-    Those of TensorFlow and JAX are (1, outputs).
-    """
-    stored = {tensor.name: tensor for tensor in graph.initializer}
-    names = NodeNames(graph)
-    for node in graph.node:
-        if node.op_type != "Gemm" or len(node.input) < 3 or not {node.input[1], node.input[2]} <= set(stored):
-            continue
-        is_transposed = any(own.name == "transB" and own.i for own in node.attribute)
-        num_outputs = stored[node.input[1]].dims[0 if is_transposed else 1]
-        bias = numpy_helper.to_array(stored[node.input[2]])
-        if bias.shape == (num_outputs,) or bias.size not in (1, num_outputs):
-            continue
-        flat = numpy_helper.from_array(np.broadcast_to(bias.reshape(-1), num_outputs).copy(), node.input[2])
-        if len(names.readers(flat.name)) == 1:
-            stored[flat.name].CopyFrom(flat)
-        else:
-            flat.name = node.input[2] = f"{node.name}_bias"
-            graph.initializer.append(flat)
 
 
 def _separate_biases(graph: GraphProto) -> None:
