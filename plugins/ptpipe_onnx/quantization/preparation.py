@@ -18,6 +18,8 @@ from ptpipe_torch.ort import ort
 
 MIN_OPSET = 13
 """The first one in which QuantizeLinear takes a scale for each channel."""
+_MIN_IR_VERSION = 4
+"""The first one in which weights need not be inputs, too: none that a quantizer adds is."""
 _BIASED = ("Conv", "ConvTranspose", "Gemm", "InstanceNormalization", "LayerNormalization")
 """Operators whose third input the quantizer takes for a bias."""
 
@@ -58,7 +60,12 @@ def preprocessed(ctx: Context, source: Path) -> Path:
 
 
 def _updated(ctx: Context, content: ModelProto) -> ModelProto:
-    """Return a file of an opset with scales for each channel."""
+    """Return a file of an opset with scales for each channel, whose weights are no inputs."""
+    content.ir_version = max(content.ir_version, _MIN_IR_VERSION)
+    stored = {tensor.name for tensor in content.graph.initializer}
+    inputs = [value for value in content.graph.input if value.name not in stored]
+    del content.graph.input[:]
+    content.graph.input.extend(inputs)
     opset = max((own.version for own in content.opset_import if own.domain in ("", "ai.onnx")), default=MIN_OPSET)
     if opset >= MIN_OPSET:
         return content
@@ -143,6 +150,5 @@ def _separate_biases(graph: GraphProto) -> None:
 
 def only_batch_size(content: ModelProto) -> int | None:
     """Return the batch size of a file that takes no other; None where it takes any."""
-    stored = {tensor.name for tensor in content.graph.initializer}
-    axes = [value.type.tensor_type.shape.dim[:1] for value in content.graph.input if value.name not in stored]
+    axes = [value.type.tensor_type.shape.dim[:1] for value in content.graph.input]
     return min((axis[0].dim_value for axis in axes if axis and axis[0].dim_value > 0), default=None)
