@@ -15,7 +15,7 @@ from packaging.version import Version
 
 from ptpipe import JSON, Context, StageError
 from ptpipe_onnx.quantization.config import WeightOnlyConfig
-from ptpipe_onnx.quantization.nodes import NodeNames, nodes_to_skip
+from ptpipe_onnx.quantization.nodes import NodeNames, nodes_to_skip, tensors_read
 from ptpipe_onnx.quantization.preparation import check_inputs, load_preprocessed
 from ptpipe_onnx.quantization.result import finished
 from ptpipe_onnx.quantization.tools import quantizer_tools
@@ -67,7 +67,7 @@ def use_matmul(graph: GraphProto, skipped: Iterable[str]) -> None:
         is_plain = attributes.get("alpha", 1.0) == attributes.get("beta", 1.0) == 1.0 and not attributes.get("transA")
         is_linear = node.op_type == "Gemm" and is_plain and node.input[1] in stored and node.name not in skipped
         nodes += _as_matmul(graph, node, stored, bool(attributes.get("transB"))) if is_linear else [node]
-    read = {name for node in nodes for name in node.input} | {value.name for value in graph.output}
+    read = {name for node in nodes for name in tensors_read(node)} | {value.name for value in graph.output}
     kept = [tensor for tensor in graph.initializer if tensor.name in read or tensor.name not in stored]
     for field, values in ((graph.node, nodes), (graph.initializer, kept)):
         copies = [type(value).FromString(value.SerializeToString()) for value in values]

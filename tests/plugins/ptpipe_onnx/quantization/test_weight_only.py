@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import GraphProto, TensorProto, helper, numpy_helper
 
 from ptpipe import StageError
 from ptpipe_onnx import quantize_onnx, quantize_weights
@@ -197,3 +197,24 @@ print(logging.getLogger().handlers, logging.getLogger().level)
 
 def test_options_are_explained() -> None:
     assert all(field.description for field in WeightOnlyConfig.model_fields.values())
+
+
+def test_branches_that_read_weights_of_the_graph_around(
+    file_of: Callable[..., OnnxFile], digits: Data, run_stage: Run
+) -> None:
+    def branch(weight: str) -> GraphProto:
+        output = helper.make_tensor_value_info(f"{weight}_sums", TensorProto.FLOAT, None)
+        return helper.make_graph([helper.make_node("MatMul", ["x", weight], [output.name])], weight, [], [output])
+
+    nodes = [
+        helper.make_node("Flatten", ["images"], ["x"]),
+        helper.make_node("ReduceMax", ["images"], ["largest"], keepdims=0),
+        helper.make_node("Greater", ["largest", "zero"], ["condition"]),
+        helper.make_node("If", ["condition"], ["chosen"], then_branch=branch("w"), else_branch=branch("w2")),
+        helper.make_node("Gemm", ["x", "w3", "b"], ["other"]),
+        helper.make_node("Add", ["chosen", "other"], ["logits"]),
+    ]
+    arrays = {name: normal(256, 10) for name in ("w", "w2", "w3")}
+    arrays |= {"b": normal(10), "zero": np.array(0, np.float32)}
+    quantized = run_stage(quantize_weights, file_of(nodes, arrays), digits)
+    assert quantized.parity["sqnr_db"] > 15
