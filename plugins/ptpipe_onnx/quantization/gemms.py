@@ -13,7 +13,10 @@ _FACTORS = {"alpha": 1, "beta": 2}
 
 
 def write_plain_gemms(graph: GraphProto) -> None:
-    """Fold factors, and flatten biases, in place, where weights and biases are constant."""
+    """Fold factors, and flatten biases, in place, where weights and biases are constant; drop biases without a name."""
+    for node in graph.node:
+        if node.op_type == "Gemm" and not all(node.input):
+            del node.input[2:]
     _fold_factors(graph)
     _flatten_biases(graph)
 

@@ -32,6 +32,7 @@ from ptpipe_onnx.quantization.ranked import ranked_nodes, ranks_values
 from ptpipe_onnx.quantization.result import finished
 from ptpipe_onnx.quantization.rounding_effects import Remedy, describe_poor, find_remedy, is_poor
 from ptpipe_onnx.quantization.tools import quantizer_tools
+from ptpipe_onnx.quantization.unsupported_layers import batched_products, check_weights, grouped_transposed
 from ptpipe_onnx.runtime_passes import prevent_fusions
 from ptpipe_torch import Data, OnnxFile
 
@@ -52,9 +53,10 @@ def quantize(config: QuantizeOnnxConfig, ctx: Context, model: OnnxFile, data: Da
         content = optimized_float(config, ctx, model, data, content)
     fit_for_quantizer(ctx, content)
     excluded = nodes_to_skip(content, config.skip, ctx.kind)
+    excluded = [*dict.fromkeys([*excluded, *_nodes_kept_float(config, ctx, content)])]
+    check_weights(content.graph, excluded, ctx.kind)
     path = ctx.scratch / "model.onnx"
     if config.mode == "static":
-        excluded = [*dict.fromkeys([*excluded, *_nodes_kept_float(config, ctx, content)])]
         _quantize_static(config, ctx, content, data, excluded, path)
     else:
         _quantize_dynamic(config, ctx, content, excluded, path)
@@ -115,13 +117,20 @@ def _remedy(
 
 
 def _nodes_kept_float(config: QuantizeOnnxConfig, ctx: Context, content: ModelProto) -> list[str]:
-    """Return the names of the nodes that a static file keeps float besides those of `skip`."""
-    by_reason = {
-        "they apply attention masks": mask_nodes(content.graph),
-        "what they clip is read by others too": shared_clips(content.graph, config.format),
-    }
-    if config.is_optimized:
-        by_reason["the file ranks values (TopK)"] = ranked_nodes(content.graph)
+    """Return the names of the nodes that a file keeps float besides those of `skip`."""
+    by_reason: dict[str, list[str]] = {}
+    if config.per_channel and (config.mode == "dynamic" or config.format == "qoperator"):
+        by_reason["no integer operator has a scale for each channel of several matrices"] = batched_products(
+            content.graph
+        )
+    if config.mode == "static":
+        by_reason["they apply attention masks"] = mask_nodes(content.graph)
+        by_reason["what they clip is read by others too"] = shared_clips(content.graph, config.format)
+        if config.per_channel:
+            reason = "ONNX Runtime's quantizer fails on biases of groups of transposed convolutions"
+            by_reason[reason] = grouped_transposed(content.graph)
+        if config.is_optimized:
+            by_reason["the file ranks values (TopK)"] = ranked_nodes(content.graph)
     for reason, names in by_reason.items():
         if names:
             ctx.log(f"stay float, since {reason}: {', '.join(names)}")
