@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,13 +16,15 @@ from torch import nn
 from ptpipe import JSON, Context, StageError
 from ptpipe_prune.config import MagnitudeConfig, NMConfig
 from ptpipe_torch import Model
-from ptpipe_torch.pruning import TRANSPOSED, largest, prunable_layers
+from ptpipe_torch.pruning import TRANSPOSED, dense_layers, largest, prunable_layers
+
+_MAX_SHOWN = 5
 
 
 def magnitude(config: MagnitudeConfig, ctx: Context, model: Model) -> Model:
     """Implement `prune.magnitude`."""
     network = _float_network(ctx, model)
-    layers = prunable_layers(network, config.skip, ctx.kind)
+    layers = _layers(config, ctx, network)
     weights = {name: layer.weight.detach() for name, layer in layers.items()}
     groups = [list(weights.values())] if config.scope == "global" else [[weight] for weight in weights.values()]
     for group in groups:
@@ -39,7 +42,7 @@ def magnitude(config: MagnitudeConfig, ctx: Context, model: Model) -> Model:
 def n_m(config: NMConfig, ctx: Context, model: Model) -> Model:
     """Implement `prune.n_m`."""
     network = _float_network(ctx, model)
-    layers = prunable_layers(network, config.skip, ctx.kind)
+    layers = _layers(config, ctx, network)
     divisible = {name: layer for name, layer in layers.items() if _inputs_last(layer).shape[-1] % config.m == 0}
     if not divisible:
         raise StageError(f"{ctx.kind}: no layer has a number of input channels that is a multiple of {config.m}")
@@ -53,6 +56,17 @@ def _float_network(ctx: Context, model: Model) -> nn.Module:
     if model.recipe.backend is not None or model.recipe.convert:
         raise StageError(f"{ctx.kind} needs a float model, and got {model.format}: put it before the quant stages")
     return model.build()
+
+
+def _layers(config: MagnitudeConfig | NMConfig, ctx: Context, network: nn.Module) -> dict[str, Any]:
+    """Return the layers to prune, and give a notice of those that can't be."""
+    if dense := dense_layers(network, config.skip, ctx.kind):
+        shown = ", ".join(dense[:_MAX_SHOWN]) + (f" and {len(dense) - _MAX_SHOWN} more" if dense[_MAX_SHOWN:] else "")
+        ctx.notice(
+            f"weights of {shown} stay dense: they are computed (parametrizations, weight norm), or projections inside "
+            "of attention"
+        )
+    return prunable_layers(network, config.skip, ctx.kind)
 
 
 def _inputs_last(layer: nn.Module) -> torch.Tensor:

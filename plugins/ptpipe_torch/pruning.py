@@ -40,6 +40,24 @@ def prunable_layers(network: nn.Module, skip: Sequence[str], place: str) -> dict
     return found
 
 
+def dense_layers(network: nn.Module, skip: Sequence[str], place: str) -> list[str]:
+    """Return the names of layers whose weights can't be set to zero, of those that `skip` does not name.
+
+    A parametrization or weight norm computes them, or they are the projections inside of attention.
+    """
+    named = {name: layer for name, layer in network.named_modules() if name}
+    skipped = set(_skipped(named, skip, place))
+    return [
+        name
+        for name, layer in named.items()
+        if name not in skipped
+        and (
+            isinstance(layer, nn.MultiheadAttention)
+            or (_is_prunable(layer) and not isinstance(layer.weight, nn.Parameter))
+        )
+    ]
+
+
 def largest(weights: Sequence[torch.Tensor], amount: float) -> list[torch.Tensor]:
     """Return masks of what is kept where that fraction of all these weights is pruned: the smallest, in magnitude.
 

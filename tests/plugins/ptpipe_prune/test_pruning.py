@@ -13,7 +13,7 @@ from torch import nn
 
 import ptpipe
 from ptpipe import ManifestError, StageError
-from ptpipe.events import Metric
+from ptpipe.events import Metric, Notice
 from ptpipe_onnx import ExportConfig, export_onnx
 from ptpipe_prune import MagnitudeConfig, NMConfig, magnitude, n_m
 from ptpipe_quant import ConvertConfig, DynamicConfig, PrepareQatConfig, convert, dynamic, prepare_qat
@@ -111,6 +111,15 @@ def test_two_of_four_are_kept_along_the_inputs(lab: Lab) -> None:
         assert (after.gather(1, order[:, :2]) == 0).all()
         assert torch.equal(after.gather(1, order[:, 2:]), before.gather(1, order[:, 2:]))
     assert torch.equal(pruned.tensors["stem.0.weight"], model.tensors["stem.0.weight"])
+
+
+@pytest.mark.parametrize(("stage", "config"), [(magnitude, MagnitudeConfig), (n_m, NMConfig)])
+def test_a_layer_whose_weight_is_computed_is_named(lab: Lab, stage: Any, config: Any) -> None:
+    model = lab.make_model(FunctionRef.to(mixed))
+    stage(config(), lab.context(), model)
+    stage(config(skip=("normed",)), lab.context(), model)
+    (notice,) = (event.text for event in lab.events if isinstance(event, Notice))
+    assert notice.startswith("weights of normed stay dense: they are computed")
 
 
 @pytest.mark.parametrize(("skip", "dense"), [(["stem"], "stem.0"), (["Linear"], "head"), (["s*", "up"], "up")])

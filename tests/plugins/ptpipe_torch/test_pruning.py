@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils import prune
+from torch.nn.utils import parametrizations, prune
 
 from ptpipe import StageError
-from ptpipe_torch.pruning import largest, prunable_layers
+from ptpipe_torch.pruning import dense_layers, largest, prunable_layers
 
 
 class Tied(nn.Module):
@@ -54,3 +54,20 @@ def test_layers_with_weights_of_their_own_are_pruned() -> None:
 def test_patterns_that_match_nothing_or_all_are_refused(skip: list[str], message: str) -> None:
     with pytest.raises(StageError, match=message):
         prunable_layers(Tied(), skip, "here")
+
+
+class Computed(nn.Module):
+    """Layers whose weights are computed, beside one whose are not, and attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.plain, self.spectral = nn.Linear(8, 8), parametrizations.spectral_norm(nn.Linear(8, 8))
+        self.normed = parametrizations.weight_norm(nn.Conv1d(8, 8, 3))
+        self.attention, self.norm = nn.MultiheadAttention(8, 2), nn.LayerNorm(8)
+
+
+def test_layers_that_stay_dense_are_named() -> None:
+    assert list(prunable_layers(Computed(), [], "here")) == ["plain", "attention.out_proj"]
+    assert dense_layers(Computed(), [], "here") == ["spectral", "normed", "attention"]
+    assert dense_layers(Computed(), ["normed", "MultiheadAttention"], "here") == ["spectral"]
+    assert dense_layers(Tied(), [], "here") == []
