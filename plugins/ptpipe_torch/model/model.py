@@ -130,7 +130,7 @@ class Model(Deployable):
         """
         with released_memory():
             prepared = self._skeleton()
-            copied = copy.deepcopy(prepared)
+            copied = _copied(prepared)
             for module in (prepared, copied) if self.int8_tensors is None else (prepared,):
                 _load(module, self.tensors)
             return self._converted(copied), prepared.eval()
@@ -282,6 +282,18 @@ def _refused_layer(error: Exception, *network: nn.Module) -> str:
     # The innermost function may have a part of the layer: `conv.0` of the convolution that was fused into `conv`.
     name = next((name for name in found if f"{found[-1]}.".startswith(f"{name}.")), "")
     return f"layer {name} ({type(network[0].get_submodule(name)).__name__})" if name else ""
+
+
+def _copied(prepared: nn.Module) -> nn.Module:
+    """Copy a network before `convert`, with the readers of each node in the same order: the first names its scale."""
+    from torch.fx import GraphModule
+
+    copied = copy.deepcopy(prepared)
+    if isinstance(prepared, GraphModule) and isinstance(copied, GraphModule):
+        twins = dict(zip(prepared.graph.nodes, copied.graph.nodes, strict=True))
+        for node, twin in twins.items():
+            twin.users = {twins[user]: None for user in node.users}
+    return copied
 
 
 @contextmanager
