@@ -42,6 +42,7 @@ from ptpipe_torch.model.signature import TensorSpec
 from ptpipe_torch.runtime import released_memory
 
 with deprecations_silenced():
+    from torch.ao.nn.intrinsic import LinearReLU
     from torch.ao.nn.intrinsic.modules.fused import _FusedModule
     from torch.ao.nn.quantized import ELU as QuantizedELU  # noqa: N811  # a name in capitals, no constant
     from torch.ao.nn.quantized.reference.modules.utils import ReferenceQuantizedModule
@@ -106,10 +107,16 @@ def pad_with_input(x: torch.Tensor, padding: Sequence[int], mode: str) -> torch.
 
 
 @functools.cache
-def backend_config() -> BackendConfig:
-    """Return torch's configuration, with padding and rolling, whose outputs have the scale of their input."""
+def backend_config(*, folds_batch_norms: bool = False) -> BackendConfig:
+    """Return torch's configuration, with padding and rolling, whose outputs have the scale of their input.
+
+    `folds_batch_norms`: also with ReLU behind a linear layer's batch norm, which torch leaves on its own.
+    """
     int8 = DTypeConfig(input_dtype=torch.quint8, output_dtype=torch.quint8)
     config = get_native_backend_config()
+    if folds_batch_norms:
+        pattern = BackendPatternConfig((nn.Linear, nn.BatchNorm1d, nn.ReLU))
+        config.set_backend_pattern_config(pattern.set_fuser_method(_linear_relu).set_fused_module(LinearReLU))
     for selecting in (pad_with_input, torch.roll):
         pattern = BackendPatternConfig(selecting).set_dtype_configs([int8])
         pattern.set_observation_type(ObservationType.OUTPUT_SHARE_OBSERVER_WITH_INPUT)
@@ -214,7 +221,12 @@ def _layers_inside_leaves(graph: GraphModule) -> Iterator[str]:
 
 
 def _fuse(graph: GraphModule, *, is_qat: bool) -> GraphModule:
-    return fuse_graph(graph, is_qat, FuseCustomConfig(), backend_config())
+    return fuse_graph(graph, is_qat, FuseCustomConfig(), backend_config(folds_batch_norms=not is_qat))
+
+
+def _linear_relu(_is_qat: bool, linear: nn.Linear, norm: nn.BatchNorm1d, relu: nn.ReLU) -> LinearReLU:
+    fused: LinearReLU = LinearReLU(nn.utils.fuse_linear_bn_eval(linear, norm), relu)  # type: ignore[no-untyped-call]  # torch.ao is partly typed
+    return fused
 
 
 def convert(prepared: GraphModule) -> GraphModule:

@@ -8,13 +8,16 @@ from __future__ import annotations
 import subprocess
 import sys
 import warnings
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from ptpipe_torch.int8 import fx
+from ptpipe_torch.int8.engine import quantized_engine
 from ptpipe_torch.int8.layers import has_int8_weights
+from ptpipe_torch.int8.observers import static_qconfig
 
 from ....signatures import pictures
 
@@ -68,6 +71,36 @@ def use_parameters_like(converted: nn.Module, public: nn.Module) -> None:
             torch.testing.assert_close(own.bias(), layer.bias(), rtol=0, atol=layer.scale / 50)
             assert torch.equal(own.weight().dequantize(), layer.weight().dequantize())
             layer.set_weight_bias(own.weight(), own.bias())
+
+
+class WideAndDeep(nn.Module):
+    """A layer with batch norm and ReLU whose output is put beside the network's input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.deep = nn.Sequential(nn.Linear(4, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2))
+        self.head = nn.Linear(20, 2)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.head(torch.cat([x, self.deep(x)], 1))
+
+
+def test_relu_behind_the_batch_norm_of_a_linear_layer_is_kept() -> None:
+    torch.manual_seed(0)
+    network, x = WideAndDeep(), torch.randn(64, 4)
+    network(x)
+    expected = network.eval()(x)
+    graph, scopes = fx.trace(network, pictures((4,)))
+    qconfig = static_qconfig("min_max", per_channel=True)
+    mapping = fx.qconfig_mapping("fbgemm", qconfig, qconfig, is_qat=False)
+    with torch.no_grad(), quantized_engine("fbgemm"):
+        observed = fx.add_observers(graph, scopes, mapping, is_qat=False)
+        observed(x)
+        int8 = fx.convert(observed)
+        found = int8(x)
+    assert type(int8.get_submodule("deep.0")) is torch.ao.nn.intrinsic.quantized.LinearReLU
+    assert has_int8_weights(int8.head)
+    assert (found - expected).square().mean().sqrt() < 0.03 * expected.std()
 
 
 def prepared_for_qat(network: nn.Module) -> torch.fx.GraphModule:
