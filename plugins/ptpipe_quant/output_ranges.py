@@ -1,7 +1,8 @@
 """Ranges of what a network returns: from the smallest value that calibration saw to the largest.
 
 Observers that cut off large values for a finer grid (`mse`, `percentile`, `entropy`) lose little inside a network. Of
-its outputs the large ones are those that count: the logit of the class or the token that is predicted.
+its outputs the large ones are those that count: the logit of the class or the token that is predicted. Outputs may have
+units of their own, too, and steps far below torch's smallest one.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from torch.fx import GraphModule, Node
 from ptpipe_quant.float_nodes import has_weights
 from ptpipe_torch.int8.observers import (
     ACTIVATION_FORMAT,
-    ACTIVATION_OBSERVERS,
+    fine_min_max_observer,
     observer_at,
     observer_calls,
     observes_activation_range,
@@ -30,7 +31,7 @@ def observe_whole_outputs(prepared: GraphModule, chosen: Collection[str]) -> Non
     for observer, calls in observer_calls(prepared).items():
         is_chosen = any(call.all_input_nodes[0].name in chosen for call in last.intersection(calls))
         if not last.isdisjoint(calls) and not is_chosen and observes_activation_range(observer):
-            use_observer(prepared, calls, ACTIVATION_OBSERVERS["min_max"](**ACTIVATION_FORMAT))
+            use_observer(prepared, calls, fine_min_max_observer(**ACTIVATION_FORMAT))
 
 
 def _last_observed(prepared: GraphModule) -> Iterator[Node]:

@@ -48,6 +48,10 @@ ACTIVATION_FORMAT = {"dtype": torch.quint8, "qscheme": torch.per_tensor_affine, 
 NARROW = 64
 """Largest integer of weights where sums have 16 bits: 2 * 255 * 64 = 32,640 < 2^15."""
 
+_USUAL = 2.0**-10
+_SMALLEST_STEP = 1e-30
+"""Its products with other steps are normal numbers of float32."""
+
 
 def make_qconfig(activation: Any, weight: Any) -> Any:
     """Return the QConfig of these observer factories."""
@@ -78,7 +82,7 @@ def static_qconfig(observer: str, *, per_channel: bool, narrow_weights: bool = F
 
 def weight_observer(*, per_channel: bool, narrow: bool = False) -> Any:
     """Return the factory of observers of weights; the parameters are those of `weight_format`."""
-    observer: Any = PerChannelMinMaxObserver if per_channel else MinMaxObserver
+    observer: Any = _fine_per_channel_observer if per_channel else fine_min_max_observer
     return observer.with_args(**weight_format(per_channel=per_channel, narrow=narrow))
 
 
@@ -104,9 +108,35 @@ def mix_in(observer: Any, mixin: type) -> None:
         observer.__class__ = _mixed(mixin, observer.__class__)
 
 
+class _FineSteps:
+    """Mixin of an observer: torch's smallest step, 1.2e-7, falls with the largest value, where that is below 0.001.
+
+    A weight of 1e-8, as that of targets in SI units, would be no step. Zeros alone keep torch's.
+    """
+
+    eps: torch.Tensor
+
+    def _calculate_qparams(self, min_val: torch.Tensor, max_val: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        largest = torch.stack([min_val, max_val]).abs().max()
+        usual = self.eps
+        if 0 < largest < _USUAL:
+            self.eps = (usual * (largest / _USUAL)).clamp(min=_SMALLEST_STEP).to(usual.dtype)
+        try:
+            qparams: tuple[torch.Tensor, torch.Tensor] = super()._calculate_qparams(min_val, max_val)  # type: ignore[misc]  # torch.ao's
+        finally:
+            self.eps = usual
+        return qparams
+
+
 @functools.cache
 def _mixed(mixin: type, type_: Any) -> Any:
     return type(type_.__name__, (mixin, type_), {})
+
+
+fine_min_max_observer, _fine_per_channel_observer = (
+    _mixed(_FineSteps, type_) for type_ in (MinMaxObserver, PerChannelMinMaxObserver)
+)
+"""Types of observers."""
 
 
 def observer_calls(prepared: GraphModule) -> dict[nn.Module, list[Node]]:
