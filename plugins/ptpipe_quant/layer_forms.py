@@ -5,11 +5,14 @@ Shape legend: K output channels.
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
 from torch import nn
 from torch.fx import GraphModule, Node
+
+from ptpipe_quant.functionalize import SHAPE
 
 F = nn.functional
 
@@ -29,8 +32,15 @@ class BatchStatisticsNorm(nn.Module):
         return F.batch_norm(x, None, None, self.weight, self.bias, training=True, eps=self.eps)
 
 
+class TokenNorm(nn.BatchNorm1d):
+    """A batch norm whose channels are tokens, not what the linear layer in front of it returns for each of them."""
+
+
 def use_foldable_batch_norms(graph: GraphModule) -> None:
-    """Replace batch norms that FX would fail on: without running statistics, or without gamma and beta."""
+    """Replace batch norms that FX would fail on: without running statistics, or without gamma and beta.
+
+    And those that FX would fold into a linear layer whose outputs are other channels than theirs.
+    """
     for node in graph.graph.nodes:
         layer = _layer(graph, node)
         if type(layer) not in _BATCH_NORMS:
@@ -41,6 +51,15 @@ def use_foldable_batch_norms(graph: GraphModule) -> None:
             layer.affine = True
             layer.weight = nn.Parameter(torch.ones_like(layer.running_var), requires_grad=False)
             layer.bias = nn.Parameter(torch.zeros_like(layer.running_mean), requires_grad=False)
+        if layer.running_mean is not None and _is_of_tokens(graph, node):
+            norm = copy.copy(layer)
+            norm.__class__ = TokenNorm
+            graph.set_submodule(str(node.target), norm)
+
+
+def _is_of_tokens(graph: GraphModule, norm: Node) -> bool:
+    source = norm.all_input_nodes[0]
+    return type(_layer(graph, source)) is nn.Linear and len(source.meta.get(SHAPE, ())) > 2
 
 
 def fold_into_transposed(graph: GraphModule) -> list[str]:

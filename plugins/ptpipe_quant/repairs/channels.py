@@ -20,6 +20,7 @@ from torch import nn
 from torch.fx import GraphModule, Node
 
 from ptpipe_quant.functionalize import TENSOR
+from ptpipe_quant.layer_forms import TokenNorm
 from ptpipe_torch.int8.fx import pad_with_input
 
 F = nn.functional
@@ -173,6 +174,8 @@ class EdgeFinder:
         layer = Layer(str(node.target), module, node)
         users = list(node.users)
         if len(users) == 1 and isinstance(norm := self._module(users[0]), _NORMS):
+            if isinstance(norm, TokenNorm):
+                raise NotScalableError(f"{users[0].target} normalizes tokens, not its outputs")
             layer = Layer(layer.name, module, users[0], str(users[0].target), norm)
         for name in layer.changed_parameters():
             if name not in self._own_names or self._uses[id(_attribute(self._graph, name))] > 1:

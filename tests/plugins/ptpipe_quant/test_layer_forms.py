@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 
+import numpy as np
+import pytest
+import torch
 from torch import nn
 
 from ptpipe_quant import PrepareQatConfig, prepare_qat
+from ptpipe_quant.repairs import equalize
+from ptpipe_quant.repairs.config import EqualizeConfig
+from ptpipe_quant.transforms import prepare_qat as insert_fake_quant
+from ptpipe_quant.transforms import prepare_static, to_int8
 from ptpipe_torch import builder
+from ptpipe_torch.int8.engine import quantized_engine
 
-from .conftest import BACKENDS, NUM_CLASSES, make_model
+from ...signatures import stored_pictures
+from .conftest import BACKENDS, NUM_CLASSES, logits_of, make_model
+
+FIRST = BACKENDS[0]
 
 
 def weight_norm(layer: nn.Module) -> nn.Module:
@@ -21,6 +33,41 @@ def weight_norm(layer: nn.Module) -> nn.Module:
 def with_weight_norm() -> nn.Module:
     """A convolution whose weights are a direction and a length."""
     return nn.Sequential(weight_norm(nn.Conv2d(1, 4, 8)), nn.ReLU(), nn.Flatten(), nn.Linear(4, NUM_CLASSES))
+
+
+@builder
+def with_token_norm() -> nn.Module:
+    """Linear layers on the rows of an image, and a batch norm with a mean and a variance for each row."""
+    norm = nn.BatchNorm1d(8, momentum=None)
+    rows = (nn.Flatten(1, 2), nn.Linear(8, 8), norm, nn.ReLU(), nn.Linear(8, 4), nn.Flatten())
+    return nn.Sequential(*rows, nn.Linear(32, 16), nn.ReLU(), nn.Linear(16, NUM_CLASSES))
+
+
+@pytest.mark.parametrize("method", ["static", "fold", "train"])
+def test_a_batch_norm_of_tokens_is_not_fused(method) -> None:
+    torch.manual_seed(0)
+    network = with_token_norm().train()
+    x_NCHW = torch.rand(64, 1, 8, 8) * torch.arange(1.0, 9).reshape(8, 1)
+    network(x_NCHW)
+    scheme = {"inputs": stored_pictures((1, 8, 8)), "backend": FIRST, "weights": "per_channel", "skip": ()}
+    with torch.no_grad(), quantized_engine(FIRST):
+        expected = network.eval()(x_NCHW)
+        graph, standard = (
+            prepare_static(copy.deepcopy(network), observer="min_max", calibrating=calibrating, **scheme)
+            if method == "static"
+            else insert_fake_quant(copy.deepcopy(network), batch_norm=method, freeze_at=freeze_at, **scheme)
+            for calibrating, freeze_at in ((True, 1.0), (False, None))
+        )
+        graph.train(method != "static")(x_NCHW)
+        standard.load_state_dict(graph.state_dict())
+        found = to_int8(standard.eval(), backend=FIRST)(x_NCHW)
+    assert (found - expected).square().mean().sqrt() < 0.1 * expected.std()
+
+
+def test_equalization_leaves_the_layer_in_front_of_it(ctx, digits) -> None:
+    model = make_model(with_token_norm)
+    equalized = equalize(EqualizeConfig(), ctx, model)
+    assert np.allclose(logits_of(equalized, digits, 32), logits_of(model, digits, 32), atol=1e-5)
 
 
 def test_qat_reports_that_it_trains_the_weights_themselves(ctx, events) -> None:
