@@ -31,6 +31,7 @@ from ptpipe_quant.swin_attention import use_window_attention
 from ptpipe_quant.transformer_layers import use_traceable_layers
 from ptpipe_quant.weighted_einsum import use_matrices
 from ptpipe_torch.errors import ON_VALUES, depends_on_values, first_line
+from ptpipe_torch.int8.attribute_names import ReservedNameError, reserved_name_in
 from ptpipe_torch.int8.fx import FLOAT_SCOPE, trace
 from ptpipe_torch.int8.tracer import SOURCE_LINE, DataDependentError, Scopes
 from ptpipe_torch.model.reparametrized import remove_parametrizations
@@ -214,7 +215,11 @@ def _traced(
         if not for_training:
             remove_autocast_regions(graph.graph)
         return graph, scopes
+    except ReservedNameError:
+        raise
     except Exception as error:  # a network may raise anything while it is traced
+        if name := reserved_name_in(str(error), module):
+            raise ReservedNameError(name) from error
         raise (_not_exported if route == "export" else _untraceable)(module, error) from error
 
 

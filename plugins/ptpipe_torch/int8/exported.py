@@ -18,6 +18,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_unflatten
 
+from ptpipe_torch.int8.attribute_names import accept_keywords
 from ptpipe_torch.int8.tracer import SOURCE_LINE, Scopes
 from ptpipe_torch.model.example_inputs import zeros
 from ptpipe_torch.model.signature import TensorSpec
@@ -61,6 +62,7 @@ def trace_by_export(module: nn.Module, inputs: Sequence[TensorSpec]) -> tuple[Gr
 
     Axes with symbols stay of any size, as far as the network takes them. Raises whatever torch.export raises.
     """
+    accept_keywords()
     examples = tuple(zeros(inputs, _BATCH_SIZE))
     any_size = torch.export.Dim.AUTO
     axes = tuple(

@@ -18,6 +18,7 @@ from torch import nn
 from torch.fx import GraphModule, Node
 
 from ptpipe import StageError
+from ptpipe_torch.int8.attribute_names import refuse_reserved_names
 from ptpipe_torch.int8.biases import round_biases, weighted_part
 from ptpipe_torch.int8.constructors import insert_by_copying
 from ptpipe_torch.int8.decomposed import DEQUANTIZE, QUANTIZE
@@ -90,9 +91,10 @@ def trace(
     """Trace a network into a graph; return it with the scope of each node.
 
     `leaves`: names of submodules not to trace into. `keeps_gradients`: nor into autograd functions with a gradient of
-    their own. Raises whatever the network raises while it is traced.
+    their own. Raises whatever the network raises while it is traced, and ReservedNameError.
     """
     graph, scopes = trace_graph(module, inputs, leaves, keeps_gradients=keeps_gradients)
+    refuse_reserved_names(graph)
     return GraphModule(module, graph), scopes
 
 

@@ -12,6 +12,7 @@ from torch import nn
 from torch.fx import Graph, GraphModule
 
 from ptpipe_torch.int8 import einops_proxies
+from ptpipe_torch.int8.attribute_names import accept_keywords
 from ptpipe_torch.int8.sized_tracer import NumberOfBatchError, SizedTracer, sizes_of_symbols, whole_number
 from ptpipe_torch.int8.tensor_properties import resolve_properties
 from ptpipe_torch.int8.tracer import NetworkTracer, Scopes
@@ -34,6 +35,7 @@ def trace_graph(
     """
     leaves = list(leaves)
     einops_proxies.accept_proxies()
+    accept_keywords()
     graph, tracer = _traced(module, inputs, leaves, {})
     followed = tracer.gradients.followed if keeps_gradients else ()
     if followed and (functions := functions_with_own_gradient(module, inputs, followed)):
