@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr
+from io import StringIO
 from itertools import product
 from typing import Any
 
@@ -54,7 +56,7 @@ def probe_inputs(
         empty = zeros(specs, NUM_PROBES, size)
         inputs = [_drawn(value, draw, vocabulary_size, random) for value in empty]
         try:
-            with torch.no_grad():
+            with torch.no_grad(), redirect_stderr(StringIO()):  # to which a traced network prints the line that failed
                 if all(output.isfinite().all() for output in tensors_of(network(*copies(inputs)))):
                     return inputs
         except Exception:  # noqa: BLE001, S112  # a network may raise anything for values that it does not take
@@ -79,7 +81,7 @@ def computes_the_same(
     """
     try:
         inputs = [value[:num_samples] for value in probe_inputs(network, specs, symbol_sizes)]
-        with torch.no_grad():
+        with torch.no_grad(), redirect_stderr(StringIO()):
             found, expected = (tensors_of(computing(*copies(inputs))) for computing in (other, network))
         torch.testing.assert_close(found, expected, equal_nan=True)
     except Exception:  # noqa: BLE001  # a network may raise anything for inputs that it does not take

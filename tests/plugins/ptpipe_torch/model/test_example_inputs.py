@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 from ptpipe_torch import BATCH, TensorSpec
-from ptpipe_torch.model.example_inputs import NUM_PROBES, probe_inputs, zeros
+from ptpipe_torch.model.example_inputs import NUM_PROBES, computes_the_same, probe_inputs, zeros
 
 TOKENS = TensorSpec("tokens", "int64", (BATCH, "length"))
 SIGNAL = TensorSpec("signal", "float32", (BATCH, 3, "length"))
@@ -30,6 +31,21 @@ def test_what_a_network_raises_for_all_of_them_is_raised() -> None:
 
     with pytest.raises(ValueError, match="16 samples"):
         probe_inputs(network, (SIGNAL,))
+
+
+class Categories(nn.Module):
+    """Takes the integers below 6."""
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return nn.functional.one_hot(tokens, 6)
+
+
+def test_a_traced_network_prints_nothing_of_integers_that_it_does_not_take(capfd) -> None:
+    network = torch.fx.symbolic_trace(Categories())
+    (tokens_BL,) = probe_inputs(network, (TOKENS,))
+    assert tokens_BL.max() == 1
+    assert not computes_the_same(network, nn.Flatten(), (TOKENS,))
+    assert capfd.readouterr() == ("", "")
 
 
 def test_fixed_sizes_stay() -> None:
