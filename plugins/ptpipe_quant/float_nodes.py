@@ -40,6 +40,9 @@ _MASKING = (
 _FILLING = (torch.masked_fill, torch.where, "masked_fill")
 
 _RANKED = "topk or sort ranks its outputs, of which many would be equal if they were rounded"
+_OTHER_NUMBERS = (
+    "its numbers are not those of float32, which int8 stands for; as float32 (.float()) it could become int8"
+)
 _EXPECTATION = "it computes the mean of a distribution (softmax), which would be one of 256 numbers"
 
 
@@ -48,7 +51,7 @@ def operators_to_leave_float(graph: GraphModule) -> list[Node]:
     constants = operators_on_constants(graph)
     found = [
         *(*operators_on_integers(graph), *operators_converted_wrongly(graph), *constants),
-        *(*operators_on_made_tensors(graph, constants), *operators_on_complex_numbers(graph), *masked_softmax(graph)),
+        *(*operators_on_made_tensors(graph, constants), *operators_on_other_numbers(graph), *masked_softmax(graph)),
         *(*products_without_kernel(graph), *operators_of_relative_precision(graph, set(constants))),
         *(*operators_with_several_results(graph), *operators_behind_layers(graph), *operators_that_are_ranked(graph)),
         *expectations(graph),
@@ -167,7 +170,11 @@ def _with_values_read(node: Node) -> Sequence[Node]:
 
 def layers_left_float(graph: GraphModule) -> dict[str, str]:
     """Return the layers with weights that `operators_to_leave_float` names, and why."""
-    by_reason = {_RANKED: operators_that_are_ranked(graph), _EXPECTATION: expectations(graph)}
+    by_reason = {
+        _RANKED: operators_that_are_ranked(graph),
+        _EXPECTATION: expectations(graph),
+        _OTHER_NUMBERS: operators_on_other_numbers(graph),
+    }
     named = [(node, reason) for reason, nodes in by_reason.items() for node in nodes if node.op == "call_module"]
     return {str(node.target): reason for node, reason in named if has_weights(graph, node)}
 
@@ -235,9 +242,13 @@ def operators_on_integers(graph: GraphModule) -> list[Node]:
     return list(found)
 
 
-def operators_on_complex_numbers(graph: GraphModule) -> list[Node]:
-    """Return the operators that compute or take complex numbers, as the Fourier transforms in front of a network do."""
-    return [node for node in graph.graph.nodes if any(map(_is_complex, (node, *node.all_input_nodes)))]
+def operators_on_other_numbers(graph: GraphModule) -> list[Node]:
+    """Return the operators that compute or take complex numbers, as the Fourier transforms in front of a network do.
+
+    Or numbers of float64, float16 or bfloat16: int8 tensors stand for those of float32.
+    """
+    operators = [node for node in graph.graph.nodes if node.op in ("call_function", "call_method", "call_module")]
+    return [node for node in operators if any(map(_has_other_numbers, (node, *node.all_input_nodes)))]
 
 
 def operators_converted_wrongly(graph: GraphModule) -> list[Node]:
@@ -301,8 +312,8 @@ def _has_tensors(node: Node) -> bool:
     return TENSOR in node.meta or bool(node.meta.get(SEVERAL))
 
 
-def _is_complex(node: Node) -> bool:
-    return TENSOR in node.meta and bool(node.meta[TENSOR][0].is_complex)
+def _has_other_numbers(node: Node) -> bool:
+    return _is_float(node) and TENSOR in node.meta and node.meta[TENSOR][0] is not torch.float32
 
 
 def _is_float(node: Node) -> bool:

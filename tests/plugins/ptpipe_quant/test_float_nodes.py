@@ -21,15 +21,16 @@ from ptpipe_quant.float_nodes import (
     masked_softmax,
     operators_behind_layers,
     operators_converted_wrongly,
-    operators_on_complex_numbers,
     operators_on_constants,
     operators_on_integers,
+    operators_on_other_numbers,
 )  # fmt: skip
 from ptpipe_quant.trace import trace_network
 from ptpipe_quant.transforms import prepare_static, to_int8
 from ptpipe_torch import BATCH, Data, TensorSpec, builder
 from ptpipe_torch.int8.engine import quantized_engine
 from ptpipe_torch.int8.fx import reference_network
+from ptpipe_torch.int8.layers import has_int8_weights
 from ptpipe_torch.int8.observers import is_observer
 
 from ...processor import reduced
@@ -265,9 +266,23 @@ def test_boxes_have_more_than_256_places(backend: str, mean: Any) -> None:
 
 def test_complex_numbers_and_what_takes_them_are_left_float() -> None:
     graph = trace_network(build_library_style("transformed"), pictures(INPUT_SHAPE_CHW)).graph
-    named = operators_on_complex_numbers(graph)
+    named = operators_on_other_numbers(graph)
     assert {node.name for node in named} >= {"fft_rfft", "reshape", "transpose", "abs_1"}
     assert not [node for node in named if node.op == "call_module"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+def test_layers_of_other_numbers_stay_float_beside_int8_ones(dtype: torch.dtype) -> None:
+    """torch's conversion fails: quantize_tensor_per_channel_affine expects a Float Tensor."""
+    network = Net(lambda n, x: logits(n, n.conv(n.stem(x).to(dtype)).float().relu()), conv=conv().to(dtype)).eval()
+    traced = trace_network(copy.deepcopy(network), pictures(INPUT_SHAPE_CHW))
+    assert [(name, "as float32 (.float())" in why) for name, why in traced.kept_float.items()] == [("conv", True)]
+    x = torch.randn(8, *INPUT_SHAPE_CHW, generator=torch.Generator().manual_seed(0))
+    with quantized_engine(ENGINES[0]), torch.no_grad():
+        expected = network(x)
+        int8 = to_int8(prepared_on(network, ENGINES[0]), backend=ENGINES[0])
+        assert has_int8_weights(int8.stem)
+        assert (int8(x) - expected).square().mean().sqrt() < 0.1 * expected.std()
 
 
 def test_a_tensor_made_on_the_inputs_device_is_a_constant() -> None:
