@@ -234,6 +234,8 @@ class EdgeFinder:
 
 def unscalable_text(refused: dict[str, str], limit: int = 5) -> str:
     """Return names and reasons, the first few of them."""
+    if not refused:
+        return "the network has none"
     shown = [f"{name} ({reason})" for name, reason in list(refused.items())[:limit]]
     return ", ".join(shown) + (f" and {len(refused) - limit} more" if len(refused) > limit else "")
 

@@ -11,7 +11,7 @@ from ptpipe_quant.repairs import smooth
 from ptpipe_quant.repairs.config import SmoothConfig
 from ptpipe_torch import Model, builder
 
-from ..conftest import BACKENDS, NUM_CLASSES, make_model
+from ..conftest import BACKENDS, NUM_CLASSES, convolution_only, make_model
 from .conftest import difference, separable_net, static_int8
 
 WIDTH = 16
@@ -122,3 +122,5 @@ def test_errors(digits, ctx) -> None:
         smooth(SmoothConfig(split="val"), ctx, make_model(block, own_attention=True), digits)
     with pytest.raises(StageError, match=r"no layer norm or linear layer can be smoothed"):
         smooth(SmoothConfig(), ctx, make_model(separable_net), digits)
+    with pytest.raises(StageError, match=r"can be smoothed: the network has none$"):
+        smooth(SmoothConfig(), ctx, make_model(convolution_only), digits)
