@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any
 from urllib.parse import quote
 
-from ptpipe import ExitCode, Location, RunFinished, RunStarted, StageFinished, __version__, one_line
+from ptpipe import ExitCode, Location, Outcome, RunFinished, RunStarted, StageFinished, __version__, one_line
 from ptpipe_report import run_summary
 from ptpipe_report.json_lines import to_json
 from ptpipe_report.repository import path_in_repository
@@ -56,6 +56,8 @@ def _results(started: RunStarted, finished: RunFinished) -> Iterator[dict[str, A
         if stage in run_summary.failed_stages([stage]):
             text = f"{stage.stage_id} failed: {stage.message}"
             yield place | {"level": "error", "message": {"text": _message(text)}}
+        if stage.outcome is Outcome.INTERRUPTED:
+            yield place | {"level": "error", "message": {"text": _message(f"{stage.stage_id} was interrupted")}}
 
 
 def _place(stage: StageFinished, location: Location) -> dict[str, Any]:

@@ -78,6 +78,12 @@ def test_gates_and_failures_point_at_the_manifest(script, tmp_path, verdict, mon
     assert invocation["endTimeUtc"].endswith("Z") and invocation["startTimeUtc"].endswith("Z")
 
 
+def test_an_interrupted_stage_is_a_result(script, tmp_path) -> None:
+    stages = [script.stage("train", "k.k", Outcome.INTERRUPTED, message="interrupted")]
+    (result,) = read(script, tmp_path, stages, exit_code=130)["results"]
+    assert (result["level"], result["message"]["text"]) == ("error", "train was interrupted")
+
+
 def test_a_refusal_is_no_failure_of_the_tool_and_a_passed_run_has_no_result(script, tmp_path) -> None:
     run = read(script, tmp_path, script.mnist())
     assert (run["results"], run["tool"]["driver"]["rules"]) == ([], [])

@@ -52,7 +52,7 @@ def test_a_signal_ends_the_run_in_good_order_and_running_again_resumes(project, 
     assert b"Traceback" not in out + err
     record = last_record(project)
     assert (record["finished"], record["exit_code"]) == (True, code)
-    assert outcomes(record) == {"one": "done", "slow": "failed", "last": "skipped"}
+    assert outcomes(record) == {"one": "done", "slow": "interrupted", "last": "skipped"}
     reached = step_reached(project)
     assert reached >= 2
     again = run_cli("run", "m.yaml", "--json", alone=True)
