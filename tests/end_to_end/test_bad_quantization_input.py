@@ -107,7 +107,7 @@ CASES = {
     "a network of another shape": Case(
         [DIGITS, own("Colour"), PREPARED],
         "net",
-        r"images \(batch, 1, 8, 8\).* to have 3 channels, but got 1 .*\): let it take such inputs, or",
+        r"images \(2, 1, 8, 8\) float32.* to have 3 channels, but got 1 .*\): let it take such inputs, in ",
     ),
     "a file of another shape": Case(
         [DIGITS, file("large"), INT8], "net", r"large\.onnx: images has the shape \(\?, 1, 28, 28\).*: choose a file"
