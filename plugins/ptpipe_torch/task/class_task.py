@@ -29,7 +29,8 @@ class ClassTask(Task):
         return {name: meaning_of(self.class_names) for name in self.class_scores}
 
     def summary(self) -> dict[str, JSON]:
-        return {"num_classes": self.num_classes, "class_names": list(meaning_of(self.class_names))}
+        names = meaning_of(self.class_names)
+        return {"num_classes": self.num_classes} | ({"class_names": list(names)} if names else {})
 
     @property
     def num_classes(self) -> int:
