@@ -208,7 +208,7 @@ def _task(config: ArraysConfig | PythonDataConfig, found: Mapping[str, Split], t
     (target,) = train.targets
     values = train.targets[target].values()
     if config.task in ("classification", "segmentation"):
-        names = config.names or _numbers(config, {name: of.targets[target].values() for name, of in found.items()})
+        names = config.names or _numbers(config, [of.targets[target].values() for of in found.values()])
     if config.task == "classification":
         in_range_N = values[(values >= 0) & (values < len(names))]  # others are refused by the task
         if len(in_range_N) == len(values):
@@ -226,11 +226,11 @@ def _task(config: ArraysConfig | PythonDataConfig, found: Mapping[str, Split], t
     return regression(names, config, values, config.data_range)
 
 
-def _numbers(config: ArraysConfig | PythonDataConfig, targets: Mapping[str, npt.NDArray[Any]]) -> tuple[str, ...]:
+def _numbers(config: ArraysConfig | PythonDataConfig, targets: Sequence[npt.NDArray[Any]]) -> tuple[str, ...]:
     """Return the names of classes that have none: 0, 1, 2, ..."""
     ignored = config.ignore if config.task == "segmentation" else -1
-    largest = max(int(np.max(values, where=values != ignored, initial=0)) for values in targets.values())
-    if largest > max(_MAX_UNNAMED, 2 * sum(map(len, targets.values()))):
+    largest = max(int(np.max(values, where=values != ignored, initial=0)) for values in targets)
+    if largest > max(_MAX_UNNAMED, 2 * sum(map(len, targets))):
         raise StageError(
             f"{config.target} has the class {largest}: classes are numbered 0, 1, 2, ..., and so many would have no "
             "samples; number those that occur"

@@ -38,6 +38,8 @@ def check_ids(network: nn.Module, inputs: Sequence[torch.Tensor], info: DatasetI
     """Raise StageError where a network fails for ids that the data set has, and not for the id 1 in their place."""
     columns = list(info.inputs.values())
     of_ids = [number for number, column in enumerate(columns) if column.vocabulary_sizes]
+    if not of_ids:
+        return
     ones = [torch.ones_like(tensor) if number in of_ids else tensor for number, tensor in enumerate(inputs)]
     try:
         _called(network, ones)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NoReturn
 
 from ptpipe import StageError
 from ptpipe_torch.data.column_info import ColumnInfo
@@ -56,7 +57,8 @@ class DatasetInfo:
             _check_specs(f"{name} returns", signature.outputs, self.name, needed.outputs)
         for spec in needed.outputs:
             found_words, words = (of.meanings.get(spec.name, ()) for of in (signature, needed))
-            if found_words != words and (not retrained or sorted(found_words) == sorted(words)):
+            is_other = found_words and words and found_words != words
+            if is_other and (not retrained or sorted(found_words) == sorted(words)):
                 _refuse(f"{name} returns {spec.name}", self.name, Misfit(found_words, words, OTHER_WORDS))
 
     def check_inputs(self, name: str, signature: Signature, *, retrained: bool = False) -> None:
@@ -78,8 +80,6 @@ def _check_specs(model: str, found: Sequence[TensorSpec], data: str, needed: Seq
         raise StageError(f"{model} {found_text}; {data} needs {needed_text}")
 
 
-def _refuse(model: str, data: str, misfit: Misfit) -> None:
-    """Raise StageError, as the numbers of a tensor stand for something else, unless one of the meanings is unknown."""
-    if misfit.found and misfit.needed:
-        found_text, needed_text = describe_meanings(misfit.found, misfit.needed)
-        raise StageError(f"{model} of {found_text}; {data} has {needed_text}: {misfit.problem}")
+def _refuse(model: str, data: str, misfit: Misfit) -> NoReturn:
+    found_text, needed_text = describe_meanings(misfit.found, misfit.needed)
+    raise StageError(f"{model} of {found_text}; {data} has {needed_text}: {misfit.problem}")
