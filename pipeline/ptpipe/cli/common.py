@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import shutil
 import sys
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -173,6 +175,25 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     for row in rows:
         table.add_row(*row)
     Console(highlight=False, markup=False).print(table)
+
+
+def print_entries(title: str, entries: Mapping[str, str]) -> None:
+    """Print texts by name under `title` to stdout: folded to a terminal's width, whole in a pipe; escaped as by `echo`.
+
+    Unlike in a table, where rich cuts words that are wider than their column, every word stays whole.
+    """
+    if not entries:
+        return
+    echo(f"\n{title}")
+    indent = max(map(len, entries)) + 2
+    for name, text in entries.items():
+        lines = [text := one_line(text)]
+        if sys.stdout.isatty():
+            width = max(shutil.get_terminal_size().columns - indent, 20)
+            lines = textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
+        for lead, line in zip([name] + [""] * len(lines), lines, strict=False):
+            echo(f"{lead.ljust(indent)}{line}")
+    echo()
 
 
 def counted(number: int, noun: str) -> str:

@@ -8,7 +8,16 @@ from typing import Any
 
 import click
 
-from ptpipe.cli.common import artifacts_option, describe_end, echo, json_option, open_store, print_json, print_table
+from ptpipe.cli.common import (
+    artifacts_option,
+    describe_end,
+    echo,
+    json_option,
+    open_store,
+    print_entries,
+    print_json,
+    print_table,
+)
 
 
 @click.command()
@@ -32,7 +41,9 @@ def show(run: str, artifacts: Path, as_json: bool) -> None:
         echo(f"-s {setting}={json.dumps(value)}")
     machine = record["machine"]
     echo(f"on {machine['processor']}, {machine['num_cpus']} CPUs ({machine['fingerprint']})\n")
-    print_table(("stage", "kind", "outcome", "took", "key", "metrics"), [_stage_row(s) for s in record["stages"]])
+    print_table(("stage", "kind", "outcome", "took", "key"), [_stage_row(s) for s in record["stages"]])
+    metrics = {stage["stage_id"]: _metrics(stage) for stage in record["stages"]}
+    print_entries("metrics", {stage_id: text for stage_id, text in metrics.items() if text})
     for stage in record["stages"]:
         for notice in stage["notices"]:
             echo(f"! {stage['stage_id']}: {notice}")
@@ -45,10 +56,13 @@ def show(run: str, artifacts: Path, as_json: bool) -> None:
 
 
 def _stage_row(stage: dict[str, Any]) -> tuple[str, ...]:
-    metrics = ", ".join(
+    took = f"{stage['seconds']:.2f} s"
+    return (stage["stage_id"], stage["kind"], stage["outcome"], took, stage["key"][:12])
+
+
+def _metrics(stage: dict[str, Any]) -> str:
+    return ", ".join(
         f"{name}={value:.6g}" if isinstance(value, float) else f"{name}={value}"
         for name, value in stage["metrics"].items()
         if isinstance(value, int | float | str)
     )
-    took = f"{stage['seconds']:.2f} s"
-    return (stage["stage_id"], stage["kind"], stage["outcome"], took, stage["key"][:12], metrics)
