@@ -15,6 +15,7 @@ from ptpipe_torch.int8.count_observers import MseObserver, PercentileObserver
 from ptpipe_torch.int8.engine import quantized_engine
 from ptpipe_torch.int8.observers import observes_activation_range, weight_format, weight_observer
 
+from ...processor import reduced
 from ...signatures import stored_pictures
 from .conftest import BACKENDS
 
@@ -97,7 +98,13 @@ def test_outputs_in_small_units(backend: str) -> None:
     for unit in (1.0, 2.0**-33):
         torch.manual_seed(0)
         net = InUnits(unit)
-        options = {**SCHEME, "backend": backend, "observer": "mse", "whole_outputs": True}
+        options = {
+            **SCHEME,
+            "backend": backend,
+            "narrow_weights": reduced(backend),
+            "observer": "mse",
+            "whole_outputs": True,
+        }
         with torch.no_grad(), quantized_engine(backend):
             expected = net(x)
             graph = prepare_static(net, calibrating=True, **options)
