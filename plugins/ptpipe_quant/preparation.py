@@ -57,9 +57,8 @@ def prepare_model(
             ctx.log(f"{name} stays float: torch has int8 kernels for recurrent layers in quant.dynamic alone")
         expected = Expected.of(network, model.signature, train=train)
         is_random = isinstance(config, PrepareQatConfig) and draws_in_training(network, expected.inputs)
-        preparation = _Preparation(config, ctx, model, expected, network)
-        del network
-        transform, module = preparation.apply(transform)
+        del network  # what it keeps of a call, such as positions, would become part of its graph: a new one is traced
+        transform, module = _Preparation(config, ctx, model, expected).apply(transform)
         _report_layers(module, ctx, may_be_idle=may_be_idle)
         computed = module.meta[transforms.COMPUTED] if isinstance(config, PrepareQatConfig) else ()
         if computed:
@@ -94,8 +93,6 @@ class _Preparation:
     ctx: Context
     model: Model
     expected: Expected
-    network: nn.Module | None
-    """The float network, for the first attempt, which consumes it: folding makes another copy of the weights."""
     layers: dict[str, str] = field(default_factory=dict)
     """Those that can't be traced, and why."""
     operators: dict[str, str] = field(default_factory=dict)
@@ -134,7 +131,7 @@ class _Preparation:
 
     def _attempt(self, transform: FunctionRef) -> tuple[FunctionRef, GraphModule, list[str]]:
         """Return also the transposed convolutions that the engine gets wrong."""
-        network, self.network = self.network or self.model.build(), None
+        network = self.model.build()
         unsupported = self._wrong_transposed(network)
         skip = [*self.config.skip, *self.layers, *unsupported]
         kept_float: dict[str, JSON] = {"skip": list[JSON](skip), "float_operators": list[JSON](self.operators)}

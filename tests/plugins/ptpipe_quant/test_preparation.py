@@ -118,16 +118,34 @@ class Gridded(nn.Module):
         return self.conv(x) + self.grid
 
 
+class Positioned(Gridded):
+    """Keeps a table from its first call on."""
+
+    grid = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.grid is None:
+            self.grid = torch.linspace(0, 1, x.shape[-1]).to(x)
+        return self.conv(x) + self.grid
+
+
 @builder
-def gridded() -> nn.Module:
-    return nn.Sequential(nn.Conv2d(1, 4, 3), Gridded(), nn.Flatten(), nn.Linear(144, NUM_CLASSES))
+def gridded(*, once: bool = False) -> nn.Module:
+    layer = Positioned() if once else Gridded()
+    return nn.Sequential(nn.Conv2d(1, 4, 3), layer, nn.Flatten(), nn.Linear(144, NUM_CLASSES))
 
 
+@pytest.mark.parametrize("once", [False, True])
 @pytest.mark.parametrize(("stage", "config"), STAGES)
-def test_what_a_layer_keeps_of_its_last_call_is_no_obstacle(ctx, events: list[Event], stage, config) -> None:
-    prepared = stage(config(backend=FIRST), ctx, make_model(gridded))
+def test_what_a_layer_keeps_of_its_last_call_is_no_obstacle(ctx, events: list[Event], stage, config, once) -> None:
+    """A network that is built again must be traced to the graph of the stored tensors."""
+    prepared = stage(config(backend=FIRST), ctx, make_model(gridded, once=once))
     assert not notices(events)
     assert prepared.recipe.prepare[0].arguments["skip"] == []
+    x = torch.rand(2, 1, 8, 8)
+    torch.testing.assert_close(
+        prepared.build_prepared()(x), make_model(gridded, once=once).build()(x), rtol=0.1, atol=0.1
+    )
 
 
 class Shifting(nn.Module):
