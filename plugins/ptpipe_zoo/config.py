@@ -198,7 +198,9 @@ class PythonModelConfig(StageConfig):
         {}, max_length=100, description="what the function is called with, by name"
     )
     weights_file: str | None = Field(
-        None, min_length=1, description="state dict to load: safetensors, or a file of torch.save with nothing else"
+        None,
+        min_length=1,
+        description="state dict to load, or a checkpoint with one: safetensors, or a file of torch.save",
     )
 
 

@@ -40,7 +40,8 @@ def build_model(config: PythonModelConfig, ctx: Context, data: Data) -> Model:
     _check_network(network, maker)
     if config.weights_file is not None:
         path = Path(config.weights_file).expanduser()
-        weights.load_state(network, weights.read_weights(path), str(path))
+        for notice in weights.load_state(network, weights.read_weights(path, ctx.notice), str(path)):
+            ctx.notice(notice)
     inputs = _inputs(data)
     try:
         signature = _signature(network, inputs, data.info, file, maker)

@@ -24,7 +24,7 @@ from ptpipe_torch.errors import first_line
 from ptpipe_torch.torchvision_compat import torchvision
 from ptpipe_zoo import extras, hub, nets
 from ptpipe_zoo.config import TIMM_RESERVED
-from ptpipe_zoo.weights import load_weights, read_weights
+from ptpipe_zoo.weights import load_weights, read_weights, unwrapped
 
 if TYPE_CHECKING:
     from ptpipe_zoo.config import TimmConfig
@@ -100,8 +100,8 @@ def build_model(config: TimmConfig, ctx: Context, data: Data) -> Model:
         hub.verify(path)
     if path is not None:
         layers = _layers(network, "first_conv"), _layers(network, "classifier")
-        state = _renamed(read_weights(path), network)
-        for notice in load_weights(network, state, *layers, source=str(path)):
+        state, notices = unwrapped(read_weights(path, ctx.notice), network.state_dict(), str(path))
+        for notice in (*notices, *load_weights(network, _renamed(state, network), *layers, source=str(path))):
             ctx.notice(notice)
     return nets.make_model(builder_ref, network, data.info, ctx)
 

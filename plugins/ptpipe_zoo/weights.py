@@ -7,44 +7,60 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
 from torch import nn
 
 from ptpipe import StageError
+from ptpipe_torch.runtime import warnings_silenced
 
 # DenseNet's published files have `norm.1`, but module names must no longer contain dots.
 _OLD_DENSENET = re.compile(r"(.*denselayer\d+\.(?:norm|relu|conv))\.([12]\..*)")
 _AUXILIARY = ("aux1.", "aux2.", "AuxLogits.", "aux_classifier.")
 _COUNTER = ".num_batches_tracked"
-_WRAPPED = "module."
-"""What the names of a network saved from DataParallel begin with."""
+_COMPILED = "_orig_mod."
+"""What torch.compile puts in front of the names of what it wraps."""
+_MAX_WRAPPERS = 3
 
 
-def read_weights(path: Path) -> dict[str, torch.Tensor]:
+def read_weights(path: Path, notice: Callable[[str], None]) -> dict[str, torch.Tensor]:
     """Read a state dict from a safetensors file, or from one of torch.save without executing pickled code.
 
-    Raises StageError if the file can't be read or is not a state dict.
+    `notice`: receives the line about a checkpoint of which one entry is the state dict. Raises StageError if the file
+    can't be read, or has no state dict or several.
     """
+    content = _content(path)
+    if _is_state_dict(content):
+        return dict(content)
+    entries = content.items() if isinstance(content, Mapping) else ()
+    found = {str(key): value for key, value in entries if _is_state_dict(value)}
+    if len(found) == 1:
+        ((name, state),) = found.items()
+        notice(f"the weights are those of the entry {name!r} of {path}")
+        return dict(state)
+    names = " and ".join(map(repr, found))
+    reason = f"its entries {names} are: save one of them" if found else f"it contains a {type(content).__name__}"
+    raise StageError(f"{path} is not a state dict; {reason}")
+
+
+def _content(path: Path) -> Any:
     try:
         if path.suffix == ".safetensors":
-            return dict(load_file(path))
-        content = torch.load(path, map_location="cpu", weights_only=True)
+            return load_file(path)
+        with warnings_silenced():  # of TorchScript, before it is refused
+            return torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
         raise StageError(f"can't read {path}: {error.strerror or error}") from error
     except Exception as error:  # a damaged file may raise anything in torch's unpickler
-        advice = "save one with torch.save(model.state_dict(), path) or safetensors"
+        advice = (
+            "save one with torch.save(model.state_dict(), path) or safetensors; of a whole model that you trust, in a "
+            f"Python of your own: torch.save(torch.load({path.name!r}, weights_only=False).state_dict(), 'weights.pt')"
+        )
         raise StageError(f"{path} is not a file of plain tensors: {advice}") from error
-    if _is_state_dict(content):
-        return dict(content)
-    inner = (
-        [str(key) for key, value in content.items() if _is_state_dict(value)] if isinstance(content, Mapping) else []
-    )
-    found = f"its entry {inner[0]!r} is one: save only that" if inner else f"it contains a {type(content).__name__}"
-    raise StageError(f"{path} is not a state dict; {found}")
 
 
 def _is_state_dict(content: object) -> bool:
@@ -73,23 +89,47 @@ def load_weights(
     Raises StageError if any other tensor is missing, unexpected or of another shape.
     """
     own = network.state_dict()
-    state = _renamed(weights)
-    notices = [line for stem in stems for line in _fit_stem(state, own, f"{stem}.weight")]
+    named = {_OLD_DENSENET.sub(r"\1\2", name): tensor for name, tensor in weights.items()}
+    state, notices = unwrapped(named, own, source)
+    state = {name: tensor for name, tensor in state.items() if not name.startswith(_AUXILIARY)}
+    notices += [line for stem in stems for line in _fit_stem(state, own, f"{stem}.weight")]
     notices += [line for head in heads for line in _fit_head(state, own, head)]
     _load(network, state, source)
     return notices
 
 
-def load_state(network: nn.Module, weights: Mapping[str, torch.Tensor], source: str) -> None:
-    """Copy a state dict into the network it was saved from, in place; `source` names it in errors.
+def load_state(network: nn.Module, weights: Mapping[str, torch.Tensor], source: str) -> list[str]:
+    """Copy a state dict into the network it was saved from, in place; `source` names it in errors. Return notices.
 
     Raises StageError if any tensor is missing, unexpected or of another shape.
     """
-    own = network.state_dict()
-    is_wrapped = all(name.startswith(_WRAPPED) for name in weights) and not all(
-        name.startswith(_WRAPPED) for name in own
-    )
-    _load(network, {name.removeprefix(_WRAPPED) if is_wrapped else name: of for name, of in weights.items()}, source)
+    state, notices = unwrapped(weights, network.state_dict(), source)
+    _load(network, state, source)
+    return notices
+
+
+def unwrapped(
+    weights: Mapping[str, torch.Tensor], own: Iterable[str], source: str
+) -> tuple[dict[str, torch.Tensor], list[str]]:
+    """Return the tensors by the names that they have without what wraps the network, and notices about the others.
+
+    DataParallel adds `module.`, torch.compile `_orig_mod.`, and a training class (Lightning's) the attribute that the
+    network is in it. `own`: the network's names. `source` of the weights, for notices. Raises StageError where several
+    parts of the weights fit alike.
+    """
+    own = [*own]
+    if not any(_COMPILED in name for name in own):
+        weights = {name.replace(_COMPILED, ""): tensor for name, tensor in weights.items()}
+    prefixes = {".".join(name.split(".")[:depth]) + "." for name in weights for depth in range(1, _MAX_WRAPPERS + 1)}
+    num_found = {prefix: sum(prefix + name in weights for name in own) for prefix in ["", *sorted(prefixes)]}
+    prefix, *others = [prefix for prefix, number in num_found.items() if number == max(num_found.values())]
+    if prefix and others:
+        raise StageError(f"{source} has the network more than once: {' and '.join(map(repr, (prefix, *others)))}")
+    state = {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}
+    left_out = [name for name in weights if not name.startswith(prefix)]
+    if not left_out:
+        return state, []
+    return state, [f"not loaded from {source}, being outside of {prefix!r}: {_first_few(left_out)}"]
 
 
 def _load(network: nn.Module, state: dict[str, torch.Tensor], source: str) -> None:
@@ -101,12 +141,6 @@ def _load(network: nn.Module, state: dict[str, torch.Tensor], source: str) -> No
     if problems:
         raise StageError(f"{source} doesn't match the network: {'; '.join(problems)}")
     network.load_state_dict(state)
-
-
-def _renamed(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    prefix = _WRAPPED if all(name.startswith(_WRAPPED) for name in weights) else ""
-    named = {_OLD_DENSENET.sub(r"\1\2", name.removeprefix(prefix)): tensor for name, tensor in weights.items()}
-    return {name: tensor for name, tensor in named.items() if not name.startswith(_AUXILIARY)}
 
 
 def _fit_stem(state: dict[str, torch.Tensor], own: Mapping[str, torch.Tensor], name: str) -> list[str]:

@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 
 from ptpipe import StageError
 from ptpipe.events import Notice
+from ptpipe_torch.runtime import warnings_silenced
 from ptpipe_torch.torchvision_compat import torchvision
 from ptpipe_zoo import TorchvisionConfig, names, published, torchvision_models, weights
 from ptpipe_zoo import torchvision as torchvision_stage
@@ -92,6 +93,44 @@ def test_a_file_of_dataparallel_and_one_without_counters_are_understood(make, pu
     assert model.tensors["conv1.1.num_batches_tracked"] == 0
 
 
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "model.", "model._orig_mod.", "module.net.model."])
+def test_what_wraps_a_network_is_taken_from_its_names(make, published_net, tmp_path, events, prefix):
+    """Weights that Lightning or another training class saves have those of a loss beside them."""
+    state = {f"{prefix}{name}": tensor for name, tensor in published_net.state_dict().items()}
+    kept = prefix.replace("_orig_mod.", "")
+    others = {"loss.weight": torch.ones(5)} if kept else {}
+    path = tmp_path / "w.ckpt"
+    model = make({"epoch": 3, "state_dict": {**state, **others}}, path, num_classes=1000)
+    assert torch.equal(model.tensors["fc.weight"], published_net.state_dict()["fc.weight"])
+    assert notices(events) == [
+        f"the weights are those of the entry 'state_dict' of {path}",
+        *(f"not loaded from {path}, being outside of {kept!r}: {name}" for name in others),
+    ]
+
+
+def test_weights_that_fit_twice_are_refused(published_net):
+    own = published_net.state_dict()
+    both = {f"{name}.{key}": tensor for name in ("student", "teacher") for key, tensor in own.items()}
+    with pytest.raises(StageError, match=r"w.ckpt has the network more than once: 'student.' and 'teacher.'"):
+        weights.load_state(published_net, both, "w.ckpt")
+
+
+def test_names_that_fit_as_they_are_stay(published_net):
+    own = published_net.state_dict()
+    wrapped = torch.nn.DataParallel(published_net).state_dict()
+    assert weights.unwrapped(own, own, "w.pt") == (own, [])
+    assert weights.unwrapped(wrapped, wrapped, "w.pt") == (wrapped, [])
+
+
+def test_a_torchscript_file_is_refused_without_a_warning(published_net, tmp_path):
+    with warnings_silenced():  # torch.jit is deprecated
+        torch.jit.trace(published_net, torch.rand(1, 3, 32, 32)).save(tmp_path / "script.pt")
+    with pytest.raises(
+        StageError, match=r"script.pt is not a file of plain tensors: .* of a whole model that you trust"
+    ):
+        weights.read_weights(tmp_path / "script.pt", print)
+
+
 def test_densenets_published_names_are_understood():
     network = torchvision().models.densenet121(num_classes=5)
     old = {}
@@ -151,7 +190,10 @@ def test_code_in_a_weights_file_is_not_run(make, tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"epoch": 3, "model": {"fc.weight": torch.zeros(1)}}, "is not a state dict; its entry 'model' is one"),
+        (
+            {"epoch": 3, "model": {"fc.weight": torch.zeros(1)}, "model_ema": {"fc.weight": torch.zeros(1)}},
+            "is not a state dict; its entries 'model' and 'model_ema' are: save one of them",
+        ),
         ({"epoch": 3}, "is not a state dict; it contains a dict"),
         ({}, "is not a state dict; it contains a dict"),
         (torch.zeros(3), "is not a state dict; it contains a Tensor"),
@@ -167,7 +209,7 @@ def test_a_file_of_something_else_is_refused(make, tmp_path, content, message):
 def test_a_damaged_file_is_refused(tmp_path, name, content):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(StageError, match=f"{name} is not a file of plain tensors"):
-        weights.read_weights(tmp_path / name)
+        weights.read_weights(tmp_path / name, print)
 
 
 @pytest.mark.filterwarnings("ignore")  # torch warns of odd pickles before it refuses them
@@ -176,7 +218,7 @@ def test_whatever_a_file_holds_it_is_read_or_refused(tmp_path_factory, content):
     file = tmp_path_factory.getbasetemp() / "fuzzed.pth"
     file.write_bytes(b"\x80\x02" + content)
     with pytest.raises(StageError):
-        weights.read_weights(file)
+        weights.read_weights(file, print)
 
 
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
@@ -188,13 +230,13 @@ def test_a_truncated_file_is_refused(published_net, tmp_path, suffix):
         save_file(published_net.state_dict(), file)
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
     with pytest.raises(StageError, match="is not a file of plain tensors"):
-        weights.read_weights(file)
+        weights.read_weights(file, print)
 
 
 def test_a_folder_or_a_missing_file_is_refused(tmp_path):
     for path in (tmp_path, tmp_path / "none.safetensors", tmp_path / "none.pth"):
         with pytest.raises(StageError, match="can't read"):
-            weights.read_weights(path)
+            weights.read_weights(path, print)
 
 
 # Downloads
