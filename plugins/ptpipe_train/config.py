@@ -143,7 +143,7 @@ class TrainConfig(StageConfig):
         None,
         ge=1,
         le=1_048_576,
-        description="images per forward pass, summed over all workers; null: the data set's batch_size",
+        description="samples per forward pass, summed over all workers; null: the data set's batch_size",
     )
     accumulate: int = Field(
         1, ge=1, le=65536, description="batches whose gradients are accumulated for one optimizer step"
@@ -151,15 +151,15 @@ class TrainConfig(StageConfig):
     drop_last: bool = Field(
         False, description="leave out the samples of an epoch that don't fill its last batch; others in each epoch"
     )
-    optimizer: Literal["sgd", "adamw"] = Field("sgd", description="the optimizer")
-    lr: float | None = Field(None, gt=0, description="peak learning rate; null: 0.05 (sgd), 0.001 (adamw)")
+    optimizer: Literal["sgd", "adam", "adamw"] = Field("sgd", description="the optimizer")
+    lr: float | None = Field(None, gt=0, description="peak learning rate; null: 0.05 (sgd), 0.001 (adam, adamw)")
     scale_lr: Literal["none", "linear"] = Field(
         "none", description="linear: lr is meant for one batch and is multiplied by `accumulate`"
     )
     momentum: float | None = Field(None, ge=0, lt=1, description="momentum of sgd; null: 0.9")
     nesterov: bool = Field(False, description="Nesterov momentum, for sgd")
     weight_decay: float | None = Field(
-        None, ge=0, description="weight decay; null: torch's default, 0 (sgd) or 0.01 (adamw)"
+        None, ge=0, description="weight decay; null: torch's default, 0 (sgd, adam) or 0.01 (adamw)"
     )
     decay_norm_and_bias: bool = Field(
         True, description="apply weight decay to biases and normalization weights too, as torch does"

@@ -68,6 +68,7 @@ SITUATIONS: dict[str, dict[str, Any]] = {
     "bf16": {"precision": "bf16", "schedule": {"name": "one_cycle"}, "nesterov": True},
     "fp16": {"precision": "fp16", "clip_grad_norm": 0.5},
     "adamw": {"optimizer": "adamw", "schedule": {"name": "cosine", "warmup": 3}},
+    "adam": {"optimizer": "adam", "weight_decay": 0.01},
     "accumulated": {"accumulate": 3, "label_smoothing": 0.1},
     "without the last batch": {"accumulate": 4, "drop_last": True},
     "frozen": {"freeze": ["0.*", "1.*"], "lr_factors": {"*.bias": 2, "6.*": 0.5}, "decay_norm_and_bias": False},

@@ -130,13 +130,14 @@ def pruned_by_hand(model: Model, data: Data, make_optimizer: Any, amount: float)
     return module.state_dict(), zeros
 
 
-@pytest.mark.parametrize("name", ["sgd", "adamw"])
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
 def test_zeros_become_more_as_with_torchs_masks(lab: Lab, name: str) -> None:
     model, data = lab.make_model(norm=True), lab.make_data()
     common: dict[str, Any] = {"weight_decay": 0.01} | ({"lr": 0.05, "momentum": 0.9} if name == "sgd" else {"lr": 1e-3})
 
     def make_optimizer(parameters: Any) -> torch.optim.Optimizer:
-        return (torch.optim.SGD if name == "sgd" else torch.optim.AdamW)(parameters, **common)
+        types: dict[str, Any] = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+        return types[name](parameters, **common)
 
     pruning = {"amount": 0.8, "begin": 2, "end": 10, "every": 3}
     trained = lab.train(model, data, epochs=2, optimizer=name, pruning=pruning, **common, **EXACT)
