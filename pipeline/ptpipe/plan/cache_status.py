@@ -124,7 +124,7 @@ def _changed_modules(entry: Entry, sources: SourceDigests) -> tuple[str, ...]:
     for name, digest in entry.dependencies.items():
         now = sources.digest(name)
         if now is None or now.digest != digest:
-            shown = name if name.startswith("/") else f"{name.replace('.', '/')}.py"
+            shown = name.removeprefix("./") if "/" in name else f"{name.replace('.', '/')}.py"
             changed.append(f"a module it imported {'changed' if now else 'is missing'}: {shown}")
     return tuple(changed)
 

@@ -20,6 +20,7 @@ _SUFFIXES = (*EXTENSION_SUFFIXES, ".py")
 _SEEN = "_ptpipe_imported"
 _RECORDED = re.compile(r"^(?=[^,\n]*\.(?:py|so|pyd),)\w+[/.]", re.MULTILINE)
 """How a path in RECORD begins: `torch/` of `torch/nn/__init__.py`, `six.` of `six.py`."""
+_LOADED_NS = time.time_ns()
 _STANDARD_FINDERS = (BuiltinImporter, FrozenImporter, PathFinder)
 
 
@@ -152,6 +153,17 @@ def _members(module: object) -> Mapping[str, Any]:
     return members
 
 
+def _own_spec(name: str, module: ModuleType) -> tuple[ModuleSpec, str] | None:
+    """Return spec and file of a module of the user's own that was imported by this name; None for others."""
+    members = _members(module)
+    # Without a spec, it was not imported: compilers write and execute modules of their own. With the spec of another
+    # name, it is an alias: multiprocessing calls the main module `__mp_main__`, too.
+    file, spec = members.get("__file__"), members.get("__spec__")
+    if isinstance(spec, ModuleSpec) and spec.name == name and isinstance(file, str) and is_own_code(file):
+        return spec, file
+    return None
+
+
 class ImportedModule(NamedTuple):
     """A module that a process imported."""
 
@@ -184,6 +196,31 @@ def _look(file: str, since_ns: int) -> ImportedModule:
     return ImportedModule(file, hashlib.sha256(content).hexdigest(), is_settled, is_new=True)
 
 
+def look_at_earlier(name: str) -> ImportedModule | None:
+    """Return the user's module that this process imported before any log; None where there is none of this name.
+
+    When it was imported is not known: it is settled where its file is older than the process.
+    """
+    module = sys.modules.get(name)
+    own = _own_spec(name, module) if module is not None else None
+    if own is None:
+        return None
+    seen = getattr(own[0], _SEEN, None) or _look(own[1], _process_start_ns())
+    return seen._replace(is_new=False)
+
+
+@cache
+def _process_start_ns() -> int:
+    """Return when this process was started; where the system doesn't tell, about when it first called `ptpipe.run`."""
+    try:
+        ticks = int(Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19])
+        ticks += 2  # it was rounded down, as are the times of files; Python needs longer until it imports anything
+        age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, AttributeError):
+        return _LOADED_NS
+    return time.time_ns() - round(age_s * 1e9)
+
+
 class ImportLog:
     """The modules of the user's own code that this process has imported since its first log was created.
 
@@ -211,12 +248,10 @@ class ImportLog:
 
     def _seen(self, name: str, module: ModuleType) -> ImportedModule | None:
         """Return the user's module by this name; None for others, and for those that were there before any log."""
-        members = _members(module)
-        # Without a spec, it was not imported: compilers write and execute modules of their own. With the spec of
-        # another name, it is an alias: multiprocessing calls the main module `__mp_main__`, too.
-        file, spec = members.get("__file__"), members.get("__spec__")
-        if not (isinstance(spec, ModuleSpec) and spec.name == name and isinstance(file, str) and is_own_code(file)):
+        own = _own_spec(name, module)
+        if own is None:
             return None
+        spec, file = own
         is_new = self._before.get(name) is not module
         seen = getattr(spec, _SEEN, None) or (_look(file, self._since_ns) if is_new else None)
         setattr(spec, _SEEN, seen)

@@ -118,9 +118,12 @@ class SourceDigests:
         return {imported for name, path in modules for imported in self._names_imported(name, path)}
 
     def find(self, module: str) -> Path | None:
-        """Return the file of a module, given by name, or by path where it can't be imported by name."""
-        found = None if module.startswith("/") else self._finder.find(module)
-        path = Path(found.file if found else module)
+        """Return the file of a module, given by name; by path (`/...`, `./...`) where it can't be imported by name."""
+        if "/" in module:
+            path = Path(module).absolute()
+        else:
+            found = self._finder.find(module)
+            path = Path(found.file if found else "")
         return path if path.is_absolute() and is_file(path) else None
 
     def can_import(self, name: str, file: str) -> bool:

@@ -275,3 +275,73 @@ def test_the_bench_names_them_too(place, tmp_path):
     with pytest.raises(StageError, match="it failed"):
         bench.run(kinds["my.call"], {"file": "other.py", "function": "h"})
     json.dumps(bench.metrics)
+
+
+LIB = "import os, sys\nsys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', 'lib'))\nfrom far import A\n"
+
+
+@pytest.fixture
+def far(place):
+    """A file that finds a module of another folder by a path of its own, which no plan can know."""
+    (place.folder / "lib").mkdir()
+    (place.folder / "lib" / "far.py").write_text("from further import A\n")
+    (place.folder / "lib" / "further.py").write_text("A = 1\n")
+    place.edit("code/mine.py", "from helper import A\n", LIB)
+    yield place
+    forget_far()
+
+
+def forget_far():
+    for name in ("far", "further"):
+        sys.modules.pop(name, None)
+
+
+def outcomes_of(place, *seeds):
+    """Run once for each seed in this process, as a notebook does."""
+    path, outcomes = list(sys.path), []
+    for seed in seeds:
+        result = run(place.folder / "m.yaml", {"seed": seed}, artifacts=place.folder / "artifacts")
+        outcomes.append(str(result.stages["one"].outcome))
+        sys.path[:] = path
+    return outcomes
+
+
+def test_a_second_run_in_one_process_depends_on_what_the_first_imported(far):
+    assert outcomes_of(far, 1, 2) == ["done", "done"]
+    forget_far()
+    assert outcomes_of(far, 1, 2) == ["cached", "cached"]
+    far.edit("lib/further.py", "1", "2")
+    assert outcomes_of(far, 1, 2) == ["done", "done"]
+
+
+def test_so_does_a_run_in_a_process_that_had_imported_it_before(far, monkeypatch):
+    monkeypatch.syspath_prepend(str(far.folder / "lib"))
+    __import__("far")
+    assert outcomes_of(far, 1) == ["failed"]  # the files are younger than this process
+    monkeypatch.setattr("ptpipe.plan.module_files._process_start_ns", lambda: 2**63)
+    for module in map(sys.modules.get, ("far", "further")):
+        del module.__spec__._ptpipe_imported
+    assert outcomes_of(far, 1) == ["done"]
+    forget_far()
+    far.edit("lib/further.py", "1", "2")
+    assert outcomes_of(far, 1) == ["done"]
+
+
+def test_an_edit_between_two_runs_in_one_process_is_refused(far):
+    assert outcomes_of(far, 1) == ["done"]
+    far.edit("lib/further.py", "1", "2")
+    assert outcomes_of(far, 2) == ["failed"]
+
+
+def test_another_checkout_has_its_own_file(far, monkeypatch):
+    """Both use one store."""
+    assert outcomes_of(far, 1) == ["done"]
+    forget_far()
+    shutil.copytree(far.folder / "code", far.folder / "b" / "code")
+    shutil.copytree(far.folder / "lib", far.folder / "b" / "lib")
+    for name in ("plugin.py", "other.py", "m.yaml"):
+        shutil.copy(far.folder / name, far.folder / "b" / name)
+    far.edit("b/lib/further.py", "1", "2")
+    monkeypatch.chdir(far.folder / "b")
+    result = run("m.yaml", {"seed": 1}, artifacts=far.folder / "artifacts")
+    assert (str(result.stages["one"].outcome), result.artifact("one").value) == ("done", "2")
