@@ -57,8 +57,8 @@ def _content(path: Path) -> Any:
         raise StageError(f"can't read {path}: {error.strerror or error}") from error
     except Exception as error:  # a damaged file may raise anything in torch's unpickler
         advice = (
-            "save one with torch.save(model.state_dict(), path) or safetensors; of a whole model that you trust, in a "
-            f"Python of your own: torch.save(torch.load({path.name!r}, weights_only=False).state_dict(), 'weights.pt')"
+            "save one with torch.save(model.state_dict(), path) or safetensors. A whole model can be loaded, where you "
+            "trust it, in a Python script of your own, which saves its state_dict()"
         )
         raise StageError(f"{path} is not a file of plain tensors: {advice}") from error
 
