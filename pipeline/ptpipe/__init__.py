@@ -33,6 +33,7 @@ from ptpipe.events import (
     StageStarted,
 )
 from ptpipe.printable import one_line
+from ptpipe.reads import ReadLog
 from ptpipe.reporter import Reporter
 from ptpipe.stage import Port, Stage, stage
 
@@ -79,6 +80,7 @@ __all__ = [
     "Problem",
     "Progress",
     "PtpipeError",
+    "ReadLog",
     "Reference",
     "Reporter",
     "RunFinished",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ptpipe.artifact import JSON
-from ptpipe.events import Attachment, Event, LogLine, Metric, Notice, Progress
+from ptpipe.events import Attachment, Event, FilesRead, LogLine, Metric, Notice, Progress
+from ptpipe.reads import ReadLog
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,20 @@ class Context:
         The file belongs to this run and not to the stage's result: a run that finds the stage cached does not have it.
         """
         self._tell(Attachment(self.stage_id, str(file)))
+
+    def reads(self, log: ReadLog, known: Iterable[Path] = ()) -> None:
+        """Make the result depend on the files of `log`: it is stale where one has changed, and the stage is run again.
+
+        For files that the options don't name; `known` are files and folders that the stage's fingerprint covers. Left
+        out are the artifacts folder, the system's and libraries' files, and temporary files.
+        """
+        covered = [path.absolute() for path in known]
+        files = {
+            path: file
+            for path, file in log.files.items()
+            if not any(Path(path).is_relative_to(folder) for folder in covered)
+        }
+        self._tell(FilesRead(self.stage_id, files))
 
     def log(self, text: str) -> None:
         """Write `text`, one line, to the run's log, and to the screen with --verbose."""

@@ -91,7 +91,16 @@ class ModulesImported:
     """The user's own modules by name, each with the fields of an ImportedModule (ptpipe.plan.module_files)."""
 
 
-Event: TypeAlias = Progress | Metric | Notice | LogLine | Attachment | ModulesImported
+@dataclass(frozen=True)
+class FilesRead:
+    """The files that a stage's result depends on beyond those of its key. Not passed on to reporters."""
+
+    stage_id: str
+    files: Mapping[str, Sequence[int | str]]
+    """By absolute path, each with the fields of a ReadFile (ptpipe.reads), as it was when it was opened."""
+
+
+Event: TypeAlias = Progress | Metric | Notice | LogLine | Attachment | ModulesImported | FilesRead
 _EVENT_TYPES: dict[str, Callable[..., Event]] = {type_.__name__: type_ for type_ in get_args(Event)}
 
 
@@ -142,6 +151,8 @@ class StageFinished:
     """The fingerprint of the machine that a `per_machine` result was measured on; empty otherwise."""
     environment: Mapping[str, JSON] = field(default_factory=dict)
     """Versions of ptpipe and Python, and the machine, that produced the result, in an earlier run if it is cached."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """SHA-256 of the files that `ctx.reads` named, by name; more than 100 are one item, `250 files`."""
     deliverables: tuple[Path, ...] = ()
     """Files to ship, by absolute path in the run's folder: `runs/<id>/<stage>/model.onnx`. Kept as long as the run."""
 

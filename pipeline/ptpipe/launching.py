@@ -16,7 +16,7 @@ A process of your own that calls `ptpipe.run` begins with `SignalHandlers().inst
 run as they end `ptpipe run`.
 """
 
-from ptpipe.events import ModulesImported, event_from_json, event_to_json
+from ptpipe.events import FilesRead, ModulesImported, event_from_json, event_to_json
 from ptpipe.execution.call import Call, Nodes, StoredInput, execute, make_call
 from ptpipe.execution.local_launcher import LocalLauncher
 from ptpipe.execution.python_process import python_command
@@ -27,6 +27,7 @@ from ptpipe.store.store import Store
 
 __all__ = [
     "Call",
+    "FilesRead",
     "LocalLauncher",
     "LockedError",
     "ModulesImported",

@@ -255,9 +255,9 @@ def load_shards(config: ShardsConfig, ctx: Context) -> Data:
 
 
 def _fingerprint_python(config: PythonDataConfig) -> JSON:
-    from ptpipe_data.python_paths import fingerprint
+    from ptpipe_torch.paths import read_digests
 
-    return fingerprint(config.reads)
+    return read_digests(config.reads)
 
 
 def _python_function(config: PythonDataConfig) -> Iterable[str]:
@@ -278,7 +278,7 @@ def load_python(config: PythonDataConfig, ctx: Context) -> Data:
     target. Without val or test, these are drawn from train. The file needs to know nothing of ptpipe. Values are read
     once and stored: random transforms are applied once, too. Random numbers of torch, NumPy and Python depend on the
     seed alone. The result is invalidated by any change of the file's code, or of what it imports from its own folder,
-    and of the files under `reads`.
+    of the files that it opens in Python, and of those under `reads`.
     """
     from ptpipe_data import python_file
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from ptpipe import JSON, Context, StageError
 from ptpipe_data.image_files import SUFFIXES, list_files, refuse_damaged, suffix_of, walk
-from ptpipe_data.paths import change_stamp, find_path, split_folders
+from ptpipe_data.paths import split_folders
+from ptpipe_torch.paths import change_stamp, find_path
 
 if TYPE_CHECKING:
     from ptpipe_data.image_config import EncodedImageConfig, ImageFolderConfig

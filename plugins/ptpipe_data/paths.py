@@ -1,8 +1,7 @@
-"""Paths in manifests."""
+"""Folders of splits, and names of files in ids."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,22 +13,6 @@ _OTHER_NAMES = {
     "test": ("testing", "eval", "evaluation"),
 }
 """What folders of splits are called elsewhere."""
-
-
-def find_path(path: str) -> Path:
-    """Return an existing path as an absolute one: relative to the working directory, else to $PTPIPE_DATA.
-
-    Raises StageError, with the places that were searched, where there is none.
-    """
-    given = Path(path).expanduser()
-    data = os.environ.get("PTPIPE_DATA")
-    candidates = [given.absolute(), *([(Path(data) / given).absolute()] if data else [])]
-    for candidate in dict.fromkeys(candidates):
-        if candidate.exists():
-            return candidate
-    searched = " and ".join(map(str, dict.fromkeys(candidates)))
-    hint = "" if data or given.is_absolute() else " ($PTPIPE_DATA, where relative paths are also searched, is not set)"
-    raise StageError(f"{searched} {'does' if len(set(candidates)) == 1 else 'do'} not exist{hint}")
 
 
 def split_folders(root: Path) -> dict[str, str]:
@@ -54,16 +37,6 @@ def split_folders(root: Path) -> dict[str, str]:
 def _split_called(folder: str) -> str | None:
     """Return the split that a folder's name means, whatever its case."""
     return next((split for split, others in _OTHER_NAMES.items() if folder.lower() in (split, *others)), None)
-
-
-def change_stamp(name: str, status: os.stat_result) -> bytes:
-    """Return what tells whether a file has changed, for a digest: its name, its size and its times of change.
-
-    Both times: the modification time can be set, to hide a change (`touch -r`), the time of the last change to the file
-    cannot. So a copy, a rename or another owner is a change too.
-    """
-    stamp = f"{name}\0{status.st_size}\0{status.st_mtime_ns}\0{status.st_ctime_ns}\n"
-    return stamp.encode(errors="surrogateescape")
 
 
 def id_prefixes(paths: Mapping[str, Path]) -> dict[str, str]:

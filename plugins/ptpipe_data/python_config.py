@@ -61,7 +61,10 @@ class PythonDataConfig(ArrayTaskConfig):
         "for test (none: 0.2)",
     )
     reads: tuple[str, ...] = Field(
-        (), max_length=1000, description="files and folders that the function reads: a change of one reruns the stage"
+        (),
+        max_length=1000,
+        description="files and folders that the function reads and that Python does not open, as for PyArrow, OpenCV "
+        "and HDF5, or more than 20,000 files: a change of one reruns the stage, as for a file that Python opens",
     )
 
     @model_validator(mode="after")

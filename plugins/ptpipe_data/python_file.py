@@ -20,7 +20,9 @@ from ptpipe import Context, StageError, nearest
 from ptpipe_data.arrays import Columns, Source, data_of
 from ptpipe_torch import Data, FunctionRef
 from ptpipe_torch.model.example_inputs import zeros
+from ptpipe_torch.paths import find_path
 from ptpipe_torch.python_file import load_function, own_errors, seeded_everywhere
+from ptpipe_torch.read_files import reads_recorded
 from ptpipe_torch.task.own_functions import OwnFunction, OwnFunctionsTask
 
 if TYPE_CHECKING:
@@ -37,7 +39,7 @@ _MAX_LISTED_INPUTS = 2
 def load_data(config: PythonDataConfig, ctx: Context) -> Data:
     """Implement `data.python`."""
     file = Path(config.file).expanduser().absolute()
-    with seeded_everywhere(ctx.seed):
+    with seeded_everywhere(ctx.seed), reads_recorded(ctx, map(find_path, config.reads)):
         returned = load_function(file, config.function)(**config.arguments)
         found = _splits(returned, f"{file.name}: {config.function}()")
         readers = {name: _Reader(file, f"{config.function}(), {name}", config, ctx) for name in found}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ptpipe import JSON, StageError
 from ptpipe_data.image_folder import find_root
-from ptpipe_data.paths import change_stamp
+from ptpipe_torch.paths import change_stamp
 
 if TYPE_CHECKING:
     from ptpipe_data.image_config import ShardsConfig

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ptpipe import JSON, StageError
 from ptpipe_data.catalog import file_digest
-from ptpipe_data.paths import find_path
+from ptpipe_torch.paths import find_path
 
 if TYPE_CHECKING:
     from ptpipe_data.table_config import TableConfig

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from ptpipe import JSON, StageError
 from ptpipe_data import table_paths
 from ptpipe_data.catalog import file_digest
-from ptpipe_data.paths import find_path, split_folders
+from ptpipe_data.paths import split_folders
+from ptpipe_torch.paths import find_path
 
 if TYPE_CHECKING:
     from ptpipe_data.table_config import TextConfig

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from ptpipe import Event, LogLine, StageError, host
-from ptpipe.launching import Call, ModulesImported, Store, execute, load_vocabulary
+from ptpipe.launching import Call, FilesRead, ModulesImported, Store, execute, load_vocabulary
 from ptpipe_elastic.bootstrap import exit_now, write_error_file
 from ptpipe_elastic.event_log import write_event
 from ptpipe_torch.distributed.worker_group import WorkerGroupError
@@ -71,7 +71,7 @@ def _teller(folder: Path, rank: int) -> Callable[[Event], None]:
     def tell(event: Event) -> None:
         if isinstance(event, LogLine):
             event = LogLine(event.stage_id, f"[rank {rank}] {event.text}")
-        elif rank != 0 and not isinstance(event, ModulesImported):
+        elif rank != 0 and not isinstance(event, ModulesImported | FilesRead):
             return
         write_event(folder, rank, event)
 

@@ -18,13 +18,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ptpipe import PtpipeError, StageError, record_import, source_code
+from ptpipe import PtpipeError, ReadLog, StageError, record_import, source_code
 from ptpipe_torch.torchvision_compat import is_of_missing_operators, torchvision
 
 _PREFIX = "ptpipe_source"
 """Of the names that files are imported under, which nothing else has."""
-_imported: dict[str, str] = {}
-"""The digest of the bytes that each file, and what it imports from its folder, had when this process imported it."""
+_imported: dict[str, tuple[str, ReadLog]] = {}
+"""The digest of the bytes that each file, and what it imports from its folder, had when this process imported it, and
+the files that were read then."""
 
 
 def load_function(file: Path, name: str) -> Callable[..., Any]:
@@ -84,7 +85,9 @@ def _module(file: Path) -> ModuleType:
     code = source_code(file)
     place = hashlib.sha256(os.fsencode(file)).hexdigest()[:16]
     name = "_".join((_PREFIX, place, re.sub(r"\W", "_", file.stem)))
-    if name in sys.modules and _imported.get(name) == code.sha256:
+    digest, log = _imported.get(name, ("", ReadLog()))
+    if name in sys.modules and digest == code.sha256 and log.is_current:
+        log.repeat()
         return sys.modules[name]
     _forget(file, name, code.modules)
     importlib.invalidate_caches()
@@ -93,12 +96,12 @@ def _module(file: Path) -> ModuleType:
         raise StageError(f"{file} is not a Python file: its name must end in .py")
     sys.modules[name] = module = module_from_spec(spec)
     try:
-        with own_errors(file, "importing it"):
+        with own_errors(file, "importing it"), ReadLog() as log:
             _execute(spec.loader, module)
     except BaseException:
         del sys.modules[name]
         raise
-    _imported[name] = code.sha256
+    _imported[name] = code.sha256, log
     for imported in filter(None, map(sys.modules.get, (name, *code.modules))):
         record_import(imported)
     return module

@@ -265,6 +265,13 @@ def transformers(config: TransformersConfig, ctx: Context, data: Data) -> Model:
     return transformers_models.build_model(config, ctx, data)
 
 
+def _python_digests(config: PythonModelConfig) -> JSON:
+    from ptpipe_torch.paths import read_digests
+
+    weights, read = _weights_digest(config), read_digests(config.reads)
+    return weights if read is None else {"weights_file": weights, "reads": read}
+
+
 def _python_function(config: PythonModelConfig) -> Iterable[str]:
     return [f"{config.file}:{config.function}"]
 
@@ -272,7 +279,7 @@ def _python_function(config: PythonModelConfig) -> Iterable[str]:
 @stage(
     "model.python",
     packages=("torch",),
-    fingerprint=_weights_digest,
+    fingerprint=_python_digests,
     preflight=_missing_weights_file,
     source_functions=_python_function,
 )
@@ -282,7 +289,8 @@ def python_model(config: PythonModelConfig, ctx: Context, data: Data) -> Model:
     The file needs to know nothing of ptpipe; code under `if __name__ == "__main__":` does not run. The network gets the
     data set's input columns, in order, and returns one tensor, several in order, or a dict by name. It is called
     on two samples and on one, to see that its outputs fit. Random initial weights depend on the seed alone. The result
-    is invalidated by any change of the file's code, or of what it imports from its own folder; comments don't count.
+    is invalidated by any change of the file's code, or of what it imports from its own folder; comments don't count. So
+    it is by a change of a file that the function opens in Python, as `torch.load` and `from_pretrained` do.
     """
     from ptpipe_zoo import python_file
 

@@ -202,6 +202,12 @@ class PythonModelConfig(StageConfig):
         min_length=1,
         description="state dict to load, or a checkpoint with one: safetensors, or a file of torch.save",
     )
+    reads: tuple[str, ...] = Field(
+        (),
+        max_length=1000,
+        description="files and folders that the function reads and that Python does not open, as for torch.jit.load: a "
+        "change of one reruns the stage, as for a file that Python opens",
+    )
 
 
 class OnnxModelConfig(StageConfig):

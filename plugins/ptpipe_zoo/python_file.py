@@ -16,8 +16,10 @@ from ptpipe_torch.errors import first_line
 from ptpipe_torch.model.example_inputs import copies, zeros
 from ptpipe_torch.model.outputs import describe, named_outputs, specs_of, with_outputs
 from ptpipe_torch.model.signature import Signature
+from ptpipe_torch.paths import find_path
 from ptpipe_torch.python_file import own_errors, seeded_everywhere
 from ptpipe_torch.random_outputs import random_draws
+from ptpipe_torch.read_files import reads_recorded
 from ptpipe_zoo import nets, weights
 from ptpipe_zoo.input_checks import check_ids, padding_dependence, refuses_ids
 
@@ -35,7 +37,7 @@ def build_model(config: PythonModelConfig, ctx: Context, data: Data) -> Model:
     file = Path(config.file).expanduser().absolute()
     reference = FunctionRef.in_file(file, config.function, config.arguments)
     maker = f"{file.name}: {config.function}()"
-    with seeded_everywhere(ctx.seed):
+    with seeded_everywhere(ctx.seed), reads_recorded(ctx, map(find_path, config.reads)):
         network = nets.build_seeded(reference, ctx.seed)
     _check_network(network, maker)
     if config.weights_file is not None:

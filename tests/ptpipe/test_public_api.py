@@ -38,6 +38,7 @@ def test_every_event_is_public():
     assert (
         defined - set(ptpipe.__all__)
         == {
+            "FilesRead",
             "ModulesImported",
             "event_from_json",
             "event_to_json",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import sys
 import time
 import traceback
@@ -16,10 +15,11 @@ from typing import Any
 
 from ptpipe import host
 from ptpipe.artifact import Artifact, Verdict
-from ptpipe.errors import ExitCode, IntegrityError, ManifestError, Problem, PtpipeError, StageError, Terminated
+from ptpipe.errors import ExitCode, IntegrityError, ManifestError, Problem, StageError, Terminated
 from ptpipe.events import (
     Attachment,
     Event,
+    FilesRead,
     LogLine,
     ModulesImported,
     Notice,
@@ -29,6 +29,7 @@ from ptpipe.events import (
     StageStarted,
 )
 from ptpipe.execution.call import ONE_NODE, Call, Nodes, make_call
+from ptpipe.execution.causes import cause, frames
 from ptpipe.execution.deliverables import place_deliverables
 from ptpipe.execution.gates import judge, withheld_inputs
 from ptpipe.execution.local_launcher import LocalLauncher
@@ -42,14 +43,13 @@ from ptpipe.execution.unchanged import check_unchanged
 from ptpipe.plan.bind import Plan, PlannedStage
 from ptpipe.plan.cache_status import CacheStatus, cache_statuses, check_results
 from ptpipe.plan.keys import compute_keys
+from ptpipe.plan.read_files import kept_files, listed_digests
 from ptpipe.plan.source_digest import SourceDigests
-from ptpipe.plan.source_functions import functions_above
-from ptpipe.plan.vocabulary import gc_paused, own_frames
+from ptpipe.plan.vocabulary import gc_paused
 from ptpipe.reporter import Reporter
 from ptpipe.sections import Section
 from ptpipe.store.store import Entry, Store, StoredObject
 
-_FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 _OUTCOMES = {ExitCode.REFUSED: Outcome.REFUSED, ExitCode.UNDECIDED: Outcome.UNDECIDED}
 """Of a gate, by the exit code that its verdict asks for; one that passes is done or cached as other stages are."""
 
@@ -205,8 +205,8 @@ class _Execution:
         except BaseException as error:  # noqa: BLE001  # a plugin may raise anything, SystemExit too
             self.exit_code = max(self.exit_code, _exit_code(error), key=_severity)
             self.record.log(LogLine(stage.id, traceback.format_exc()))
-            frames, seconds = _frames(self.plan, stage, error), time.perf_counter() - start
-            self._finish(stage, Outcome.FAILED, seconds=seconds, message=_cause(error), frames=frames)
+            shown, seconds = frames(self.plan, stage, error), time.perf_counter() - start
+            self._finish(stage, Outcome.FAILED, seconds=seconds, message=cause(error), frames=shown)
             return
         self.entries[stage.id] = entry
         outcome = _OUTCOMES.get(code, Outcome.CACHED if cached else Outcome.DONE)
@@ -248,6 +248,9 @@ class _Execution:
         except StageError:
             self.store.drop_scratch(key.digest)  # its checkpoints are no truer than the result
             raise
+        files, notices = kept_files(self.stage_output.files, self.store.root)
+        for text in notices:
+            self._notify(stage.id, text)
         entry = Entry(
             key=key.digest,
             kind=stage.kind,
@@ -261,6 +264,7 @@ class _Execution:
             environment=describe_environment(),
             machine=host.fingerprint() if stage.stage.per_machine else "",
             dependencies=dependencies,
+            files=files,
         )
         self.store.put_entry(entry)
         self.store.drop_scratch(key.digest)
@@ -306,7 +310,7 @@ class _Execution:
             write_statements(self.record, stage.id, self.entries, placed)
             return tuple(placed)
         except Exception as error:  # noqa: BLE001  # a full disk; a plugin's `deliverables` may raise anything
-            self._notify(stage.id, f"the deliverables could not be placed in {folder}: {_cause(error)}")
+            self._notify(stage.id, f"the deliverables could not be placed in {folder}: {cause(error)}")
             return ()
 
     def _call(self, stage: PlannedStage) -> Call:
@@ -336,7 +340,7 @@ class _Execution:
                 outputs = {name: asdict(stored) for name, stored in entry.outputs.items()}
                 result = {"metrics": entry.metrics, "outputs": outputs}
                 result |= {"made_at": entry.made_at, "machine": entry.machine}
-                result["environment"] = entry.environment
+                result |= {"environment": entry.environment, "files": listed_digests(entry.files)}
                 result["deliverables"], notices = self._place_deliverables(stage), entry.notices
             event = StageFinished(
                 stage_id=stage.id,
@@ -361,7 +365,7 @@ class _Execution:
                 self.record.log(event)
             case Attachment():
                 self.record.attach(event)
-        if not isinstance(event, ModulesImported):  # of no use to a user
+        if not isinstance(event, ModulesImported | FilesRead):  # of no use to a user
             self.reporters.event(event)
 
     def _notify(self, stage_id: str, text: str) -> None:
@@ -379,21 +383,3 @@ def _severity(code: ExitCode) -> int:
 
 def _exit_code(error: BaseException) -> ExitCode:
     return ExitCode.INTEGRITY if isinstance(error, IntegrityError) else ExitCode.FAILED
-
-
-def _frames(plan: Plan, stage: PlannedStage, error: BaseException) -> tuple[str, ...]:
-    """Return the lines of the plugins' code that an error came through; of a mistake, those of the user's functions."""
-    folders = {function.path.parent for function in functions_above(plan)[stage.id]}
-    if not isinstance(error, PtpipeError):
-        return own_frames(plan.vocabulary.plugins, error, folders)
-    return own_frames((), error.__cause__, folders, str(error)) if error.__cause__ else ()
-
-
-def _cause(error: BaseException) -> str:
-    """Return the error in one line."""
-    text = str(error).strip().partition("\n")[0]
-    if isinstance(error, OSError) and error.errno in _FULL_DISK:
-        return f"the disk is full: {text}"
-    if isinstance(error, PtpipeError):
-        return text
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -20,6 +20,7 @@ from ptpipe.errors import ExitCode, Problem, PtpipeError
 from ptpipe.events import (
     Attachment,
     Event,
+    FilesRead,
     LogLine,
     Metric,
     ModulesImported,
@@ -30,6 +31,7 @@ from ptpipe.events import (
 )
 from ptpipe.plan.bind import Plan
 from ptpipe.plan.keys import Key
+from ptpipe.reads import ReadFile
 from ptpipe.store.documents import write_document
 from ptpipe.store.files import strict_json, sync, write_atomically
 from ptpipe.store.runs import next_run_number
@@ -48,6 +50,8 @@ class StageOutput:
     """Notices of the run about the stage: not part of its result, so not repeated when that is cached."""
     imported: list[ModulesImported] = field(default_factory=list)
     """One for each process that executed the stage."""
+    files: dict[str, ReadFile] = field(default_factory=dict)
+    """Files that it read besides those of its key, by absolute path."""
 
     def keep(self, event: Event) -> None:
         """Add what belongs to the stage's result."""
@@ -58,6 +62,9 @@ class StageOutput:
                 self.notices.append(event.text)
             case ModulesImported():
                 self.imported.append(event)
+            case FilesRead():
+                for path, facts in event.files.items():
+                    self.files.setdefault(path, ReadFile(*facts))  # type: ignore[arg-type]  # as from JSON
 
 
 def _as_json(metric: Metric) -> JSON:

@@ -15,6 +15,7 @@ from ptpipe import host
 from ptpipe.artifact import JSON
 from ptpipe.execution.record import RunRecord
 from ptpipe.plan.bind import PlannedStage
+from ptpipe.plan.read_files import listed_digests
 from ptpipe.store.documents import write_document
 from ptpipe.store.files import strict_json
 from ptpipe.store.store import Entry
@@ -131,4 +132,5 @@ def _result(stage_id: str, entry: Entry | None) -> dict[str, Any]:
         "made_at": entry.made_at,
         "environment": entry.environment,
         "dependencies": entry.dependencies,
+        "files": listed_digests(entry.files),
     }

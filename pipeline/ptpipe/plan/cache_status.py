@@ -10,6 +10,7 @@ from ptpipe.errors import IntegrityError, ManifestError, Problem, nearest
 from ptpipe.events import Outcome
 from ptpipe.plan.bind import Plan, hook_warnings
 from ptpipe.plan.keys import Key, differences
+from ptpipe.plan.read_files import changed_files
 from ptpipe.plan.source_digest import SourceDigests
 from ptpipe.store.runs import run_records
 from ptpipe.store.store import Entry, Store
@@ -61,8 +62,8 @@ def cache_statuses(
                     store.require(stored.digest)
             except (IntegrityError, OSError) as error:
                 entry, faults = None, [error]
-        changed = _changed_modules(entry, sources) if entry else ()
-        if entry is not None and not is_current(entry, plan, stage.id, entries, sources):
+        changed = _changed_files(entry, sources) if entry else ()
+        if entry is not None and (changed or not _is_of_inputs(entry, plan, stage.id, entries)):
             entry = None
         entries[stage.id] = entry
         found = faults or changed or _reasons(plan, stage.id, key, past, fresh, entries)
@@ -103,30 +104,38 @@ def stored_entry(plan: Plan, stage_id: str, key: Key, store: Store) -> Entry | N
 def is_current(
     entry: Entry, plan: Plan, stage_id: str, upstream: Mapping[str, Entry | None], sources: SourceDigests
 ) -> bool:
-    """Return whether a result was computed by code, and from the very objects, that are there now.
+    """Return whether a result was computed by code, and from the very files and objects, that are there now.
 
-    Keys don't know modules that a stage imports by names that it computes: the entry has them. And keys alone don't
-    tell after `--fresh`, or after a lost object was rebuilt: a measured value, or a stage that is not reproducible,
-    gives another object under the same key. A stage above that will run (None) is assumed to give what it gave before;
-    the run checks again afterwards.
+    Keys don't know modules that a stage imports by names that it computes, nor files that it finds out about: the entry
+    has them.
+    """
+    return _is_of_inputs(entry, plan, stage_id, upstream) and not _changed_files(entry, sources)
+
+
+def _is_of_inputs(entry: Entry, plan: Plan, stage_id: str, upstream: Mapping[str, Entry | None]) -> bool:
+    """Return whether a result was computed from the very objects that are there now.
+
+    Keys alone don't tell after `--fresh`, or after a lost object was rebuilt: a measured value, or a stage that is not
+    reproducible, gives another object under the same key. A stage above that will run (None) is assumed to give what it
+    gave before; the run checks again afterwards.
     """
     for port, references in plan[stage_id].wiring.items():
         for reference, digest in zip(references, entry.inputs.get(port, ()), strict=False):
             made = upstream.get(reference.stage)
             if made is not None and made.outputs[reference.output].digest != digest:
                 return False
-    return not _changed_modules(entry, sources)
+    return True
 
 
-def _changed_modules(entry: Entry, sources: SourceDigests) -> tuple[str, ...]:
-    """Return a line for each module that the stage imported, beyond the code in its key, and that has changed since."""
+def _changed_files(entry: Entry, sources: SourceDigests) -> tuple[str, ...]:
+    """Return a line for each module and file that the stage read beyond its key, and that has changed since."""
     changed = []
     for name, digest in entry.dependencies.items():
         now = sources.digest(name)
         if now is None or now.digest != digest:
             shown = name.removeprefix("./") if "/" in name else f"{name.replace('.', '/')}.py"
             changed.append(f"a module it imported {'changed' if now else 'is missing'}: {shown}")
-    return tuple(changed)
+    return (*changed, *changed_files(entry.files))
 
 
 def _reasons(

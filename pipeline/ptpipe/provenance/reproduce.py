@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,8 @@ class PastStage:
     """Output name to the object's digest."""
     metrics: Mapping[str, JSON]
     environment: Mapping[str, Any]
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Digests of files that it read beyond those of its key."""
     is_failing_gate: bool = False
     """Whether its verdict decided how the run ended."""
 
@@ -134,6 +136,7 @@ def past_run(store: Store, wanted: str) -> PastRun:
             {name: output["digest"] for name, output in stage["outputs"].items()},
             stage["metrics"],
             stage["environment"],
+            stage.get("files", {}),
             stage["outcome"] in _OF_FAILING_GATES,
         )
         for stage in record["stages"]
@@ -154,6 +157,7 @@ def past_statement(statement: Statement, name: str) -> PastRun:
             {output: facts.digest for output, facts in results[stage.id].outputs.items()},
             results[stage.id].metrics,
             results[stage.id].environment,
+            results[stage.id].files,
         )
         for stage in statement.definitions
     }
@@ -197,9 +201,14 @@ def _compare(past: PastStage, now: Mapping[str, Any], is_measured: bool, toleran
 
 
 def _changes(past: PastStage, now: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what differs in the parts of the key, but for inputs, and in the environment."""
+    """Yield what differs in the parts of the key, but for inputs, in the files read, and in the environment."""
     yield from (line for line in differences(past.parts, now["parts"]) if not line.startswith("inputs."))
+    yield from (f"it read another {path}" for path in _other_files(past.files, now["files"]))
     yield from differences(past.environment, now["environment"])
+
+
+def _other_files(past: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    return sorted(path for path in past.keys() | now.keys() if past.get(path) != now.get(path))
 
 
 def _are_close(past: Mapping[str, JSON], now: Mapping[str, JSON], tolerance: float) -> bool:

@@ -50,6 +50,8 @@ class StageResult(BaseModel):
     environment: dict[str, Any]
     dependencies: dict[str, Digest] = Field(default_factory=dict)
     """Modules that were imported by computed names, with the digests of their source."""
+    files: dict[str, str] = Field(default_factory=dict)
+    """Files that the stage found out about and read, with their digests."""
 
 
 class StageDefinition(BaseModel):

@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 
 from ptpipe.artifact import JSON, Artifact
 from ptpipe.errors import IntegrityError, PtpipeError
+from ptpipe.reads import ReadFile
 from ptpipe.store.documents import read_document, write_document
 from ptpipe.store.files import GONE, errors_naming, make_folder, read_plain_file, sync
 from ptpipe.store.format import FORMAT, read_format, write_format
@@ -66,6 +67,8 @@ class Entry:
     dependencies: Mapping[str, str] = field(default_factory=dict)
     """Modules that the stage imported besides the code in its key, by name (by path where it has no name to import it
     by), with the digests of their code: the result is current only while they are the same."""
+    files: Mapping[str, ReadFile] = field(default_factory=dict)
+    """Files that the stage read besides those of its key, by path: relative in the working directory, else absolute."""
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Entry:
@@ -73,7 +76,9 @@ class Entry:
         try:
             outputs = {name: StoredObject(**stored) for name, stored in content["outputs"].items()}
             inputs = {port: tuple(digests) for port, digests in content["inputs"].items()}
-            entry = cls(**{**content, "outputs": outputs, "inputs": inputs, "notices": tuple(content["notices"])})
+            files = {path: ReadFile(*facts) for path, facts in content.get("files", {}).items()}
+            read = {"outputs": outputs, "inputs": inputs, "files": files, "notices": tuple(content["notices"])}
+            entry = cls(**{**content, **read})
             has_digests = all(re.fullmatch("[0-9a-f]{64}", stored.digest) for stored in outputs.values())
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"no index entry of this version of ptpipe: {error!r}") from error

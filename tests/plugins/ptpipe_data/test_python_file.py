@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from ptpipe import ManifestError, StageError, load_plan
+from ptpipe.launching import FilesRead
 from ptpipe.testing import Bench
 from ptpipe_data import load_python
 from ptpipe_data.python_config import PythonDataConfig
@@ -106,6 +107,9 @@ def load(bench: Bench) -> Any:
         return bench.run(load_python, given | options)
 
     return load
+
+
+X_AND_Y = {"x": np.eye(3), "y": np.arange(3)}
 
 
 def contents() -> tuple[Any, Any]:
@@ -319,6 +323,18 @@ def test_options_that_contradict_each_other(load: Any) -> None:
         load("items", augment=["flip"])
     with pytest.raises(ManifestError, match="loss is an option of the task regression"):
         load("items", loss="mae")
+
+
+@pytest.mark.parametrize("reads", [[], ["known"]])
+def test_files_that_it_opens_belong_to_the_result(load: Any, bench: Bench, tmp_path: Path, reads: list[str]) -> None:
+    (tmp_path / "known").mkdir()
+    for name in ("x.npy", "known/y.npy"):
+        np.save(tmp_path / name, X_AND_Y[name[-5]])
+    lazily = "Items(lambda i: (np.load('x.npy')[i], np.load('known/y.npy')[i]), 3)"
+    (tmp_path / "mine.py").write_text(f"{MINE}\ndef files(): return {{'train': {lazily}}}\n")
+    load("files", reads=reads)
+    (event,) = (event for event in bench.events if isinstance(event, FilesRead))
+    assert list(event.files) == [str(tmp_path / name) for name in ("x.npy", "known/y.npy")[: 2 - len(reads)]]
 
 
 def test_files_that_it_reads_are_in_the_fingerprint(tmp_path: Path) -> None:

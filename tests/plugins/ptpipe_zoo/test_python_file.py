@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from ptpipe import IntegrityError, StageError
+from ptpipe.launching import FilesRead
 from ptpipe.testing import Bench
 from ptpipe_torch import Classification, Data, FunctionRef, Model, Recipe
 from ptpipe_zoo import PythonModelConfig, python_model
@@ -323,6 +324,70 @@ def test_weights_from_a_file(bench: Bench, make_data: Any, mine: Path, suffix: s
     assert python_model.fingerprint(config(weights_file=str(path))) != before
     with pytest.raises(StageError, match=r"best\S* doesn't match the network: 1 missing: head.bias"):
         bench.run(python_model, options, data=make_data())
+
+
+LOADS = """
+import torch, safetensors
+from torch import nn
+
+def net(state=None):
+    net = nn.Sequential(nn.Flatten(), nn.Linear(144, 5))
+    net.load_state_dict(state or torch.load("net.pt"))
+    return net
+
+def mapped(): return net(torch.load("net.pt", mmap=True))
+def opened():
+    with safetensors.safe_open("net.safetensors", "pt") as file:
+        return net({name: file.get_tensor(name) for name in file.keys()})
+
+class AtImport:
+    STATE = torch.load("net.pt")
+
+def at_import(): return net(AtImport.STATE)
+"""
+
+
+def files_read(bench: Bench) -> list[str]:
+    (event,) = (event for event in bench.events if isinstance(event, FilesRead))
+    return list(event.files)
+
+
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [("net", "net.pt"), ("mapped", "net.pt"), ("opened", "net.safetensors"), ("at_import", "net.pt")],
+)
+def test_files_that_the_function_opens_belong_to_the_result(
+    bench: Bench, make_data: Any, mine: Path, function: str, name: str
+) -> None:
+    state = nn.Sequential(nn.Flatten(), nn.Linear(144, 5)).state_dict()
+    torch.save(state, "net.pt")
+    save_file(state, "net.safetensors")
+    mine.write_text(LOADS if function == "at_import" else LOADS.partition("class AtImport")[0])
+    for _ in range(2):  # the second time, this process has imported the file
+        model = bench.run(python_model, {"file": "mine.py", "function": function}, data=make_data())
+        assert files_read(bench) == [str(mine.parent / name)]
+    assert torch.equal(model.tensors["1.bias"], state["1.bias"])
+    assert "from_file" not in vars(torch.UntypedStorage)
+
+
+def test_a_file_that_changed_is_read_again_at_import(bench: Bench, make_data: Any, mine: Path) -> None:
+    mine.write_text(LOADS)
+    state = nn.Sequential(nn.Flatten(), nn.Linear(144, 5)).state_dict()
+    for shift in (0, 1):
+        state["1.bias"] += shift
+        torch.save(state, "net.pt")
+        model = bench.run(python_model, {"file": "mine.py", "function": "at_import"}, data=make_data())
+        assert torch.equal(model.tensors["1.bias"], state["1.bias"])
+
+
+def test_files_that_only_options_know(bench: Bench, make_data: Any, mine: Path) -> None:
+    (mine.parent / "scripted.pt").write_bytes(b"1")
+    assert python_model.fingerprint(config()) is None
+    before = python_model.fingerprint(config(reads=["scripted.pt"]))
+    (mine.parent / "scripted.pt").write_bytes(b"2")
+    assert python_model.fingerprint(config(reads=["scripted.pt"])) != before
+    with pytest.raises(StageError, match="gone does not exist"):
+        python_model.fingerprint(config(reads=["gone"]))
 
 
 def test_weights_that_are_missing_or_more_than_tensors(ctx: Any, make_data: Any, mine: Path) -> None:

@@ -15,6 +15,7 @@ from ptpipe import load_plan, run
 from ptpipe.execution.engine import source_digests
 from ptpipe.plan.cache_status import cache_statuses
 from ptpipe.plan.keys import compute_keys
+from ptpipe.store.documents import read_document, write_document
 from ptpipe.store.store import Store
 
 PLUGIN = """
@@ -456,3 +457,50 @@ def test_a_relative_folder_on_the_path(bench, monkeypatch):
     assert bench.outcome() == "done"
     (bench.folder / "lib" / "helper.py").write_text("WORD = 2")
     assert bench.reasons() == ["the plugin's code"]
+
+
+READS = """with ReadLog() as log:
+        word = Path("word.txt").read_text()
+    {declared}
+    return word"""
+
+
+@pytest.fixture
+def finding(bench, monkeypatch):
+    """A stage that reads a file which no option names."""
+    monkeypatch.chdir(bench.folder)
+    Path("word.txt").write_text("1")
+    bench.plugin("from ptpipe import ReadLog", READS.format(declared="ctx.reads(log)"))
+    text = (bench.folder / "plugin.py").read_text()
+    bench.write(plugin_py=text.replace("def word():", "def word(ctx):").replace("word())", "word(ctx))"))
+    return bench
+
+
+def test_a_file_that_a_stage_finds_and_reads(finding):
+    assert [finding.outcome(), finding.outcome()] == ["done", "cached"]
+    Path("word.txt").write_text("2")
+    assert finding.reasons() == ["a file it read changed: word.txt"]
+    assert [finding.outcome(), finding.outcome()] == ["done", "cached"]
+    Path("word.txt").touch()
+    assert finding.reasons() == ["cached"]
+    Path("word.txt").unlink()
+    assert finding.reasons() == ["a file it read is missing: word.txt"]
+    assert finding.event().message.startswith("FileNotFoundError")
+
+
+def test_an_entry_with_other_facts_of_a_file_is_none(finding):
+    finding.outcome()
+    (path,) = (finding.folder / "artifacts" / "index").glob("*.json")
+    entry = read_document(path)
+    entry["files"]["word.txt"] = [1, 2]
+    write_document(path, json.dumps(entry))
+    (reason,) = finding.reasons()
+    assert "no index entry of this version of ptpipe" in reason
+
+
+def test_known_files_are_left_out(finding):
+    text = (finding.folder / "plugin.py").read_text()
+    finding.write(plugin_py=text.replace("ctx.reads(log)", 'ctx.reads(log, known=[Path(".")])'))
+    assert finding.outcome() == "done"
+    Path("word.txt").write_text("2")
+    assert finding.reasons() == ["cached"]

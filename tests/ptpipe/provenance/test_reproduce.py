@@ -68,6 +68,28 @@ def test_changed_data_are_the_first_cause(shop, tmp_path):
     assert (cause.stage_id, cause.changes) == ("one", ("fingerprint: 3 -> 4",))
 
 
+@pytest.mark.parametrize("is_of_statement", [False, True])
+def test_a_file_that_a_stage_found_and_read_is_the_first_cause(shop, tmp_path, monkeypatch, is_of_statement):
+    monkeypatch.chdir(shop.folder)
+    data = shop.folder / "data.txt"
+    data.write_text("3")
+    shop.edit(
+        "return Number(config.value)",
+        f"""from ptpipe import ReadLog
+    with ReadLog() as log:
+        value = float(Path("{data}").read_text())
+    ctx.reads(log)
+    return Number(value)""",
+    )
+    (path,) = shop.run().stages["sum"].deliverables
+    past = past_statement(Statement.read(statement_path(path)), "number.json") if is_of_statement else None
+    assert again(shop, tmp_path, past).first_cause is None
+    shutil.rmtree(tmp_path / "again")
+    data.write_text("4")
+    cause = again(shop, tmp_path, past).first_cause
+    assert (cause.stage_id, cause.changes) == ("one", ("it read another data.txt",))
+
+
 def test_another_package_python_or_machine_is_named(shop, tmp_path, monkeypatch):
     shop.edit('@stage("toy.make")', '@stage("toy.make", packages=("pluggy",))')
     shop.edit("return Number(config.value)", "import os; return Number(int.from_bytes(os.urandom(4), 'big'))")
