@@ -23,6 +23,7 @@ from ptpipe_torch.model.forward_arguments import has_kept_default
 from ptpipe_torch.traced_autocast import AutocastTracer, has_autocast_regions, remove_autocast_regions
 from ptpipe_torch.traced_gradients import NO_GRAD, GradientRecorder, GradientTracer
 from ptpipe_train.evaluation import state_restored
+from ptpipe_train.parallel.trace_state import trace_stateless
 
 _REPETITIONS = 3
 _VIEWING_LAYERS = (nn.Identity, nn.Flatten, nn.Unflatten, nn.Dropout, nn.PixelShuffle)
@@ -84,26 +85,25 @@ class _Tracer(AutocastTracer, GradientTracer):
         return super()._proxy_placeholder(name, concrete_args, sig, fn)
 
 
+def _trace(module: nn.Module) -> fx.Graph:
+    return _Tracer().trace(module)
+
+
 def trace_network(module: nn.Module, *, uses_autocast: bool = False) -> TracedNetwork:
     """Trace the network and find its split points.
 
-    Raise StageError where its forward pass can't be traced, changes a buffer of the module itself, switches off the
-    gradients of parameters, or autocast where that is used.
+    Raise StageError where its forward pass can't be traced, draws random numbers or changes attributes while it is,
+    switches off the gradients of parameters, or autocast where that is used.
     """
-    before = {name: (buffer, buffer._version) for name, buffer in module.named_buffers()}
     try:
-        graph = module.graph if isinstance(module, fx.GraphModule) else _Tracer().trace(module)
+        graph = module.graph if isinstance(module, fx.GraphModule) else trace_stateless(module, _trace)
+    except StageError:
+        raise
     except Exception as error:  # tracing runs the network's own code on proxies
         raise StageError(
             f"the network can't be split into pipeline stages: its control flow depends on values ({error}); "
             "use mode ddp"
         ) from error
-    for name, buffer in module.named_buffers():
-        if name not in before or buffer is not before[name][0] or buffer._version != before[name][1]:
-            raise StageError(
-                f"the network can't be split into pipeline stages: its forward pass assigns {name}, which tracing "
-                "doesn't preserve; use mode ddp"
-            )
     if not isinstance(module, fx.GraphModule) and (node := _without_gradients(module, graph)) is not None:
         raise StageError(
             f"the network can't be split into pipeline stages: its forward pass computes {node} without gradients "
