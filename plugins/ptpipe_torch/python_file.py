@@ -16,10 +16,13 @@ from importlib.abc import Loader
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ptpipe import PtpipeError, ReadLog, StageError, record_import, source_code
 from ptpipe_torch.torchvision_compat import is_of_missing_operators, torchvision
+
+if TYPE_CHECKING:
+    import torch
 
 _PREFIX = "ptpipe_source"
 """Of the names that files are imported under, which nothing else has."""
@@ -153,8 +156,11 @@ def _importable(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def seeded_everywhere(seed: int) -> Iterator[None]:
-    """Seed the random numbers of torch, NumPy and Python inside the `with`; their states are restored on exit."""
+def seeded_everywhere(seed: int, device: torch.device | None = None) -> Iterator[None]:
+    """Seed the random numbers of torch, NumPy and Python inside the `with`; their states are restored on exit.
+
+    `device`: an accelerator whose stream is seeded too.
+    """
     import random
 
     import numpy as np
@@ -165,7 +171,7 @@ def seeded_everywhere(seed: int) -> Iterator[None]:
     random.seed(seed)
     np.random.seed(seed % 2**32)
     try:
-        with seeded(seed):
+        with seeded(seed, device):
             yield
     finally:
         random.setstate(python)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import random
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
+from ptpipe_torch.runtime import cpu_random_states
 from ptpipe_train.checkpoint import Checkpoint
 from ptpipe_train.dtensor import load_local_state_dict, local_state_dict
 from ptpipe_train.ema import WeightAverage
@@ -45,6 +50,7 @@ class TrainingState:
             "progress": asdict(self.progress),
             "scaler": self.scaler.state_dict(),
             "best": self.best.state() if self.best else None,
+            "random": _interpreter_random_states(),
         }
         return Checkpoint(step, tensors, {**metadata, **own})
 
@@ -70,7 +76,7 @@ class TrainingState:
         return Checkpoint(own.step, {**shared, **own.tensors}, own.metadata)
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Restore a checkpoint of the same work, with torch's random number generators."""
+        """Restore a checkpoint of the same work, with the random number generators of torch, NumPy and Python."""
         tensors, metadata = checkpoint.tensors, checkpoint.metadata
         load_local_state_dict(self.module, _under(_MODEL, tensors))
         load_optimizer(self.optimizer, _under(_OPTIMIZER, tensors))
@@ -83,6 +89,8 @@ class TrainingState:
         if self.best:
             self.best.load(metadata["best"], _under(_BEST, tensors))
         _restore_random_states(self.device, _under(_RNG, tensors))
+        if "random" in metadata:
+            _restore_interpreter_random_states(metadata["random"])
 
 
 def _random_states(device: torch.device) -> dict[str, torch.Tensor]:
@@ -96,6 +104,18 @@ def _restore_random_states(device: torch.device, states: Mapping[str, torch.Tens
     torch.set_rng_state(states["cpu"])
     if device.type == "cuda" and "cuda" in states:
         torch.cuda.set_rng_state(states["cuda"], device)
+
+
+def _interpreter_random_states() -> dict[str, object]:
+    """Return the states of Python's stream and of NumPy's global one, as JSON."""
+    _, python, numpy = cpu_random_states()
+    return {"python": python, "numpy": numpy}
+
+
+def _restore_interpreter_random_states(states: Mapping[str, Any]) -> None:
+    version, words, next_gauss = states["python"]
+    random.setstate((version, tuple(words), next_gauss))
+    np.random.set_state(json.loads(states["numpy"]))
 
 
 def _prefixed(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -18,7 +18,8 @@ from ptpipe_torch import Data, Metric, Model, Task
 from ptpipe_torch.data.mixing import MixOptions
 from ptpipe_torch.distributed.worker_group import TIMEOUT_S, WorkerGroup, init_worker_group
 from ptpipe_torch.memory_format import view_failure
-from ptpipe_torch.runtime import freed_memory_kept, released_memory, seeded, torch_threads
+from ptpipe_torch.python_file import seeded_everywhere
+from ptpipe_torch.runtime import freed_memory_kept, released_memory, torch_threads
 from ptpipe_train.activation_checkpoint import checkpoint_layers
 from ptpipe_train.checkpointer import Checkpointer
 from ptpipe_train.compiling import compiler_session
@@ -73,7 +74,11 @@ def train_supervised(config: TrainConfig, ctx: Context, model: Model, data: Data
         plan = _plan_steps(config, ctx, model, data, batch_size)
         with released_memory():  # of the networks that are tried
             settings, choice = _resolve_settings(config, ctx, model, data, plan, workers)
-        with seeded(_seed(ctx, workers), settings.device), deterministic_kernels(settings.device), freed_memory_kept():
+        with (
+            seeded_everywhere(_seed(ctx, workers), settings.device),
+            deterministic_kernels(settings.device),
+            freed_memory_kept(),
+        ):
             module = model.build_prepared().train()
             freeze_parameters(module, config.freeze)
             checkpoint_layers(module, config.gradient_checkpointing)
@@ -122,7 +127,7 @@ def _resolve_settings(
 
 
 def _seed(ctx: Context, workers: WorkerGroup) -> int:
-    """Return the seed of dropout: each worker has its own stream."""
+    """Return the seed of dropout and of what else draws in a forward pass: each worker has its own streams."""
     return ctx.seed if workers.rank == 0 else int(np.random.SeedSequence([ctx.seed, workers.rank]).generate_state(1)[0])
 
 

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,14 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import nn
 
 import ptpipe
 from ptpipe import StageError
 from ptpipe.api import RunResult
 from ptpipe.execution.engine import RunOptions
 from ptpipe_quant import PrepareQatConfig, prepare_qat
-from ptpipe_torch import ArrayColumn, Data, epoch_order
+from ptpipe_torch import ArrayColumn, Data, FunctionRef, builder, epoch_order
 from ptpipe_train import checkpoint, checkpointer, state
 from ptpipe_train.parallel.ddp import SingleProcess
 
@@ -103,6 +105,46 @@ def test_stopped_anywhere_it_ends_with_the_same_bits(lab: Lab, options: dict[str
         assert want.metrics["epochs_done"] > want.metrics["best_epoch"] > 1
     if options.get("precision") == "fp16":
         assert got.metrics["loss_scale"] == want.metrics["loss_scale"]
+
+
+class DrawingEverywhere(nn.Module):
+    """Draws of torch's, Python's and NumPy's streams in training, as LayerDrop and noise do."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.training:
+            return x
+        noise = random.gauss(0, 0.1) + float(np.random.standard_normal()) * 0.1
+        return x * (random.random() > 0.2) + noise + 0.1 * torch.randn_like(x)
+
+
+@builder
+def drawing_net() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), DrawingEverywhere(), nn.Linear(8, 4))
+
+
+def test_what_python_and_numpy_draw_follows_from_the_seed_too(lab: Lab) -> None:
+    model, options = lab.make_model(FunctionRef.to(drawing_net)), {"epochs": 2, "memory_format": "contiguous"}
+    want = lab.train_afresh(model, make_data(lab), **options)
+    outside = random.getstate(), np.random.get_state()[1].tolist()
+    assert_same_bits(lab.train_afresh(model, make_data(lab), **options).model, want.model)
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == outside, "the caller's streams go on"
+    for stop in (4, 6):
+        with pytest.raises(Stopped):
+            lab.train(model, make_data(lab, stop_train=stop), checkpoint_every_s=EVERY_STEP, **options)
+    assert_same_bits(lab.train(model, make_data(lab), **options).model, want.model)
+
+
+def test_a_checkpoint_without_those_streams_is_taken(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = checkpointer.write_checkpoint
+
+    def as_before(folder: Path, written: checkpoint.Checkpoint) -> None:
+        metadata = {name: value for name, value in written.metadata.items() if name != "random"}
+        write(folder, replace(written, metadata=metadata))
+
+    monkeypatch.setattr(checkpointer, "write_checkpoint", as_before)
+    trained = stop_and_go_on(lab)
+    assert trained.log == ["training resumes from the checkpoint of step 9"]
+    assert_same_bits(trained.model, lab.train_afresh(lab.make_model(dropout=0.5), make_data(lab), epochs=2).model)
 
 
 @pytest.mark.parametrize(("precision", "learned"), [("fp32", False), ("bf16", False), ("bf16", True)])
