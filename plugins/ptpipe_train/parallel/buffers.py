@@ -1,7 +1,8 @@
-"""Synchronization of buffers over ranks: ranges of observers, batch norm statistics."""
+"""Synchronization of buffers over ranks: ranges of observers, batch norm statistics, and what else passes write."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +13,11 @@ from torch import nn
 from ptpipe_torch import RangeObserver
 from ptpipe_torch.distributed.shared_memory import SharedMemory
 from ptpipe_torch.distributed.worker_group import WorkerGroup, group_device
+from ptpipe_torch.int8.observers import is_observer
+from ptpipe_torch.python_file import seeded_everywhere
+from ptpipe_train.parallel.strategy import TrainingInputs
+
+_NUM_TRIAL_SAMPLES = 2
 
 
 class RangeSync:
@@ -57,8 +63,8 @@ class RangeSync:
 class BufferSync:
     """Synchronizes the buffers of replicas: batch norm statistics are averaged, all others are those of rank 0."""
 
-    def __init__(self, module: nn.Module, group: Any = None) -> None:
-        """`group`: process group of the replicas, default the whole one."""
+    def __init__(self, module: nn.Module, group: Any = None, written: Collection[str] = ()) -> None:
+        """`group`: process group of the replicas, default the whole one. `written`: see `find_written`."""
         self._module = module
         # Not those of frozen layers: an average of equal values is not always equal to them.
         layers = [layer for layer in module.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
@@ -68,19 +74,29 @@ class BufferSync:
             for statistic in (layer.running_mean, layer.running_var)
             if layer.training and statistic is not None
         ]
-        self._group = group
+        self._group, self._written = group, written
+
+    def pass_done(self) -> None:
+        """Make what a pass has written equal on all ranks. Every rank must call it after each backward pass.
+
+        Not before the next forward pass, as DistributedDataParallel does: a checkpoint between them has equal buffers.
+        """
+        if self._written:
+            self._share({name: buffer for name, buffer in self._module.named_buffers() if name in self._written})
 
     def synchronize(self) -> None:
         """Make the buffers equal on all ranks. Every rank must call it."""
         if self._statistics:
             self._average()
         # Buffers, not the state dict, whose values may be no tensors; with their shapes, since those of ranges change.
-        buffers = {name: buffer.contiguous() for name, buffer in self._module.named_buffers()}
-        if not buffers:
-            return
-        first = load(broadcast_bytes(save(buffers), dist.get_process_group_ranks(self._group)[0], self._group))
+        if buffers := dict(self._module.named_buffers()):
+            self._share(buffers)
+
+    def _share(self, buffers: Mapping[str, torch.Tensor]) -> None:
+        content = save({name: buffer.detach().contiguous() for name, buffer in buffers.items()})
+        first = load(broadcast_bytes(content, dist.get_process_group_ranks(self._group)[0], self._group))
         with torch.no_grad():
-            for name, buffer in self._module.named_buffers():
+            for name, buffer in buffers.items():
                 buffer.resize_(first[name].shape).copy_(first[name])
 
     def _average(self) -> None:
@@ -91,6 +107,46 @@ class BufferSync:
         for statistic in self._statistics:
             statistic.copy_(flat[start : start + statistic.numel()].view_as(statistic))
             start += statistic.numel()
+
+
+def find_written(inputs: TrainingInputs) -> frozenset[str]:
+    """Return the buffers that a forward pass in training mode writes, but those of batch norms and of observers.
+
+    Such as a codebook's moving averages, or a queue of samples: each rank would write what its own shard gives. Found
+    by a pass on a second build of the network, and only where there are such buffers; the same on every rank.
+    """
+    candidates = sorted(_other_buffers(inputs.module))
+    if not candidates:
+        return frozenset()
+    trial = inputs.settings.place(inputs.model.build_prepared().train())
+    with inputs.settings.autocast():
+        written = written_buffers(trial, inputs.first_inputs(_NUM_TRIAL_SAMPLES))
+    flags = inputs.workers.all_gather([name in written for name in candidates])
+    return frozenset(name for name, of_ranks in zip(candidates, zip(*flags, strict=True), strict=True) if any(of_ranks))
+
+
+def written_buffers(module: nn.Module, inputs: Sequence[torch.Tensor]) -> frozenset[str]:
+    """Return the names of the buffers that a forward pass changes or replaces; none where the pass fails."""
+    before = {name: (buffer, buffer._version) for name, buffer in module.named_buffers()}
+    try:
+        with seeded_everywhere(0, inputs[0].device), torch.no_grad():
+            module(*inputs)
+    except Exception:  # noqa: BLE001  # the training reports it
+        return frozenset()
+    after = {name: (buffer, buffer._version) for name, buffer in module.named_buffers()}
+    return frozenset(
+        name
+        for name, (buffer, version) in after.items()
+        if name in before and (buffer is not before[name][0] or version != before[name][1])
+    )
+
+
+def _other_buffers(module: nn.Module) -> set[str]:
+    """Return the names of the buffers that belong neither to batch norms nor to observers and fake quantization."""
+    kinds = (nn.modules.batchnorm._BatchNorm, RangeObserver)
+    owners = (layer for layer in module.modules() if isinstance(layer, kinds) or is_observer(layer))
+    owned = {id(buffer) for layer in owners for buffer in layer.buffers()}
+    return {name for name, buffer in module.named_buffers() if id(buffer) not in owned}
 
 
 def broadcast_bytes(content: bytes, source: int, group: Any = None) -> bytes:

@@ -23,7 +23,7 @@ from ptpipe_train.cuda_graphs import CudaGraphs
 from ptpipe_train.device import DeviceSettings
 from ptpipe_train.evaluation import buffers_restored
 from ptpipe_train.parallel.batch_shard import BatchShard
-from ptpipe_train.parallel.buffers import BufferSync, RangeSync
+from ptpipe_train.parallel.buffers import BufferSync, RangeSync, find_written
 from ptpipe_train.parallel.gradients import SharedAverage, average_compressed
 from ptpipe_train.parallel.strategy import Objective, ParallelStrategy, TrainingInputs
 
@@ -100,7 +100,8 @@ class DDPStrategy(ParallelStrategy):
     """A replica of the network in each process, trained on its shard of each batch: DistributedDataParallel.
 
     Ranges of fake quantization are all-reduced in the forward pass, so every rank has those of the whole batch. Batch
-    norm normalizes by a rank's own shard; its running statistics are averaged over ranks after each epoch.
+    norm normalizes by a rank's own shard; its running statistics are averaged over ranks after each epoch. What else a
+    pass writes to buffers is rank 0's on all ranks.
     """
 
     def __init__(self, inputs: TrainingInputs) -> None:
@@ -112,7 +113,8 @@ class DDPStrategy(ParallelStrategy):
         self.workers, self.batch_shard = workers, BatchShard(workers.rank, workers.size)
         memory = _gradient_memory(module, inputs)
         self.comm = "shared memory" if memory else dist.get_backend()
-        self._ranges, self._buffers = RangeSync(module, workers, memory=memory), BufferSync(module)
+        self._ranges = RangeSync(module, workers, memory=memory)
+        self._buffers = BufferSync(module, written=find_written(inputs))
         self._wrapped = _distributed(compiled(module) if inputs.compile else module, settings, options)
         average: Callable[[Any], Any] | None = None
         if memory:
@@ -137,6 +139,7 @@ class DDPStrategy(ParallelStrategy):
             with self.times.backward():
                 # DistributedDataParallel averages over ranks, but contributions to the mean must be summed.
                 torch.autograd.backward(scaler.scale(loss * self.workers.size))
+        self._buffers.pass_done()
         return loss.detach()
 
     def _synchronized(self, last: bool) -> AbstractContextManager[Any]:

@@ -17,7 +17,7 @@ from ptpipe_torch import Batch
 from ptpipe_train.config_parallel import Parallel
 from ptpipe_train.evaluation import buffers_restored, state_restored
 from ptpipe_train.parallel.batch_shard import BatchShard
-from ptpipe_train.parallel.buffers import BufferSync, RangeSync
+from ptpipe_train.parallel.buffers import BufferSync, RangeSync, find_written
 from ptpipe_train.parallel.gradients import clip_together
 from ptpipe_train.parallel.strategy import Objective, ParallelStrategy, TrainingInputs
 
@@ -39,6 +39,7 @@ class FSDPStrategy(ParallelStrategy):
         # Shards are rows of the first dimension: weights stay contiguous, and the inputs alone set the memory format.
         self.trained = module = inputs.module.to(settings.device)
         self.workers, self.batch_shard = workers, BatchShard(workers.rank, workers.size)
+        written = find_written(inputs)
         mesh = init_device_mesh(settings.device.type, (workers.size,))
         offload = (
             CPUOffloadPolicy(pin_memory=settings.device.type == "cuda") if options.cpu_offload else OffloadPolicy()
@@ -50,7 +51,7 @@ class FSDPStrategy(ParallelStrategy):
                 reshard_after_forward=options.reshard_after_forward is not False,
                 offload_policy=offload,
             )
-        self._ranges, self._buffers = RangeSync(module, workers), BufferSync(module)
+        self._ranges, self._buffers = RangeSync(module, workers), BufferSync(module, written=written)
 
     def forward_backward(
         self, batch: Batch, objective: Objective, scaler: torch.amp.GradScaler, *, last: bool
@@ -67,6 +68,7 @@ class FSDPStrategy(ParallelStrategy):
             with self.times.part("backward"):
                 # FSDP averages over ranks, but contributions to the mean must be summed.
                 torch.autograd.backward(scaler.scale(loss * self.workers.size))
+        self._buffers.pass_done()
         return loss.detach()
 
     def grad_scaler(self) -> torch.amp.GradScaler:

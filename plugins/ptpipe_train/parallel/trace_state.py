@@ -15,6 +15,8 @@ from ptpipe_torch.runtime import cpu_random_states
 _PLAIN = (bool, int, float, str, type(None))
 _CONSTANT = re.compile(r"_tensor_constant\d+")
 """Attributes that tracing itself adds to a network, and their targets."""
+_IN_PLACE = re.compile(r"[^_]_$|^__setitem__$|^setitem$")
+"""Names of operators that write their first argument."""
 _States: TypeAlias = Mapping[str, tuple[Any, Hashable]]
 
 
@@ -41,6 +43,7 @@ def trace_stateless(module: nn.Module, trace: Callable[[nn.Module], fx.Graph]) -
         except Exception:  # noqa: BLE001  # the first trace's values mean nothing to the second
             is_same = False
         first = _changed(after, _states(module)) or ([] if is_same else first)
+    first = first or _written_in_place(module, graph)
     if first:
         name = next((name for name in first if name in buffers), first[0])
         raise StageError(
@@ -76,6 +79,18 @@ def _version(value: Any) -> Hashable:
 def _changed(before: _States, after: _States) -> list[str]:
     """Return the names that are new or have another value."""
     return [name for name, (_, version) in after.items() if name not in before or before[name][1] != version]
+
+
+def _written_in_place(module: nn.Module, graph: fx.Graph) -> list[str]:
+    """Return the tensors that the graph itself writes, but parameters: what is written was computed while tracing."""
+    parameters = {name for name, _ in module.named_parameters(remove_duplicate=False)}
+    written = (node.args[0] for node in graph.nodes if node.args and _IN_PLACE.search(_name(node.target)))
+    targets = [str(node.target) for node in written if isinstance(node, fx.Node) and node.op == "get_attr"]
+    return [target for target in targets if target not in parameters]
+
+
+def _name(target: Any) -> str:
+    return target if isinstance(target, str) else str(getattr(target, "__name__", ""))
 
 
 def _text(graph: fx.Graph) -> str:

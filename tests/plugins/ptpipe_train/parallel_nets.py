@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from ptpipe import Context, Stage, StageConfig, hookimpl, stage
@@ -23,6 +24,7 @@ def plain_net(
     differs: bool,
     blocks: bool,
     max_eval_batch: int | None,
+    average: bool,
 ) -> nn.Module:
     channels, height, width = shape_CHW
     layers: dict[str, nn.Module] = {"conv1": nn.Conv2d(channels, 16, 3, padding=1)}
@@ -52,6 +54,8 @@ def plain_net(
         network.add_module("unused", Unused())
     if max_eval_batch:
         network.add_module("limited", Limited(max_eval_batch))
+    if average:
+        network.add_module("average", Average())
     if differs:
         network.add_module("differing", Differing())
     return network
@@ -98,6 +102,26 @@ class Differing(nn.Module):
         return x + 0 * self.weight
 
 
+class Average(nn.Module):
+    """Keeps a moving average of its inputs in a buffer, which must be the same on all ranks in each pass."""
+
+    average: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("average", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training and dist.is_initialized():
+            averages = [torch.zeros(()) for _ in range(dist.get_world_size())]
+            dist.all_gather(averages, self.average)
+            if len(set(map(float, averages))) > 1:
+                raise ValueError(f"{averages} differ")
+        if self.training:
+            self.average = 0.9 * self.average + 0.1 * x.detach().square().mean()
+        return x - self.average
+
+
 class Branching(nn.Module):
     """Its control flow depends on values: it can't be traced."""
 
@@ -123,6 +147,7 @@ class PlainConfig(StageConfig):
     differs: bool = False
     blocks: bool = False
     max_eval_batch: int | None = None
+    average: bool = False
     branching: bool = False
 
 

@@ -105,6 +105,13 @@ def test_it_ends_where_one_process_does(run: Train, name: str) -> None:
     assert parallel.stages["train"].metrics["val_accuracy"] == single.stages["train"].metrics["val_accuracy"]
 
 
+@pytest.mark.parametrize("name", ["ddp, three workers", pytest.param("fsdp", marks=thorough)])
+def test_buffers_that_passes_write_are_those_of_worker_0(run: Train, name: str) -> None:
+    # The network compares them in each pass. 581 samples in batches of 145: the last has a sample for one worker.
+    trained = run(net={"average": True}, parallel=MODES[name], batch_size=145, accumulate=2, epochs=1)
+    assert model_of(trained).tensors["average.average"] > 0
+
+
 def test_fsdp_ends_where_ddp_does(run: Train) -> None:
     sharded, replicated = (run(parallel=MODES[name]) for name in ("fsdp", "ddp"))
     assert max_difference(model_of(sharded), model_of(replicated)) < 1e-5

@@ -25,6 +25,7 @@ class Network(nn.Module):
         self.middle = middle
         self.num_calls, self.kept, self.threshold = 0, None, float("nan")
         self.average = torch.zeros(8)
+        self.register_buffer("buffer", torch.ones(8))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.last(self.middle(self, F.relu(self.first(x))))
@@ -88,6 +89,16 @@ def in_place(network: Any, x: torch.Tensor) -> torch.Tensor:
     return network.block(x + network.average)
 
 
+def written_from_the_batch(network: Any, x: torch.Tensor) -> torch.Tensor:
+    network.buffer.copy_(0.9 * network.buffer + 0.1 * x.detach().mean(0))
+    return network.block(x - network.buffer)
+
+
+def queued(network: Any, x: torch.Tensor) -> torch.Tensor:
+    network.buffer[0] = x.detach().mean()
+    return network.block(x - network.buffer)
+
+
 @pytest.mark.parametrize(
     ("middle", "name"),
     [
@@ -98,6 +109,8 @@ def in_place(network: Any, x: torch.Tensor) -> torch.Tensor:
         (averaged, "average"),
         (averaged_from_the_first_batch, "kept"),
         (in_place, "average"),
+        (written_from_the_batch, "buffer"),
+        (queued, "buffer"),
     ],
 )
 def test_attributes_that_later_passes_depend_on_are_refused(middle: Any, name: str) -> None:
@@ -123,6 +136,10 @@ def setting_a_constant(network: Any, x: torch.Tensor) -> torch.Tensor:
     return network.block(x)
 
 
-@pytest.mark.parametrize("middle", [with_dropout, with_noise, keeping_its_output, setting_a_constant])
+def reading_a_buffer(network: Any, x: torch.Tensor) -> torch.Tensor:
+    return network.block((network.buffer * 2) * (network.buffer // x)).add_(1)
+
+
+@pytest.mark.parametrize("middle", [with_dropout, with_noise, reading_a_buffer, keeping_its_output, setting_a_constant])
 def test_what_a_trace_preserves_is_accepted(middle: Any) -> None:
     assert trace_network(Network(middle)).num_pieces > 1
