@@ -35,6 +35,7 @@ class FSDPStrategy(ParallelStrategy):
 
     def __init__(self, inputs: TrainingInputs) -> None:
         settings, options, workers = inputs.settings, inputs.options, inputs.workers
+        refuse_scalars(inputs.module)
         super().__init__(settings.place(inputs.model.build_prepared().train()), settings)
         # Shards are rows of the first dimension: weights stay contiguous, and the inputs alone set the memory format.
         self.trained = module = inputs.module.to(settings.device)
@@ -87,6 +88,16 @@ class FSDPStrategy(ParallelStrategy):
         self.module.load_state_dict(
             {name: tensor.full_tensor() if isinstance(tensor, DTensor) else tensor for name, tensor in state.items()}
         )
+
+
+def refuse_scalars(module: nn.Module) -> None:
+    """Raise StageError for a parameter that is a scalar: shards are rows, and it has none."""
+    for name, parameter in module.named_parameters():
+        if parameter.dim() == 0:
+            raise StageError(
+                f"fsdp shards parameters along their first axis, and {name} is a scalar: give it the shape (1,), or "
+                "use mode ddp"
+            )
 
 
 def layers_to_wrap(module: nn.Module, options: Parallel, inputs: Sequence[torch.Tensor]) -> list[nn.Module]:

@@ -11,7 +11,7 @@ from torch import nn
 from ptpipe import StageError
 from ptpipe_quant.transforms import prepare_qat
 from ptpipe_train.config_parallel import Parallel
-from ptpipe_train.parallel.fsdp import layers_to_wrap
+from ptpipe_train.parallel.fsdp import layers_to_wrap, refuse_scalars
 
 from ...signatures import stored_pictures
 
@@ -79,3 +79,12 @@ def test_a_graph_has_containers_that_nobody_calls() -> None:
 def test_types_that_can_not_be_gathered_are_named(name: str, words: str) -> None:
     with pytest.raises(StageError, match=words):
         chosen(Net(), wrap=(name,))
+
+
+def test_scalars_have_no_rows_to_shard() -> None:
+    network = nn.Module()
+    network.text, network.scale = nn.Linear(2, 3), nn.Parameter(torch.ones(1))
+    refuse_scalars(network)
+    network.text.logit_scale = nn.Parameter(torch.tensor(2.0))
+    with pytest.raises(StageError, match=r"text\.logit_scale is a scalar: give it the shape \(1,\), or use mode ddp"):
+        refuse_scalars(network)
