@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from stat import S_ISDIR
+from typing import TypeAlias
 
 from ptpipe import JSON, StageError
 from ptpipe_torch.files import open_regular
+
+_Files: TypeAlias = Iterator[tuple[str, os.stat_result]]
 
 
 def find_path(path: str) -> Path:
@@ -51,13 +55,36 @@ def read_digests(paths: Iterable[str]) -> JSON:
 
 def _folder_digest(folder: Path) -> str:
     digest = hashlib.sha256()
-    for root, folders, files in os.walk(folder):
-        folders.sort()
-        for name in sorted(files):
-            status = os.lstat(os.path.join(root, name))  # noqa: PTH118  # a Path per file is slow
-            relative = os.path.relpath(os.path.join(root, name), folder)  # noqa: PTH118
-            digest.update(change_stamp(relative, status))
+    for relative, status in _files(str(folder)):
+        digest.update(change_stamp(relative, status))
     return digest.hexdigest()
+
+
+def _files(folder: str, relative: str = "", above: frozenset[tuple[int, int]] = frozenset()) -> _Files:
+    """Yield relative path and status of each file below a folder, sorted by name; links are followed, as readers do.
+
+    `above`: device and number of the folders around it: a link to one of these would lead around in circles.
+    """
+    try:
+        own = os.stat(folder)  # noqa: PTH116  # a Path per file is slow
+        with os.scandir(folder) as entries:
+            found = sorted(entries, key=lambda entry: entry.name)
+    except OSError:  # the function can't read it either
+        return
+    identity = own.st_dev, own.st_ino
+    for entry in found if identity not in above else ():
+        path, status = f"{relative}{entry.name}", _status(entry)
+        if S_ISDIR(status.st_mode):
+            yield from _files(entry.path, f"{path}/", above | {identity})
+        else:
+            yield path, status
+
+
+def _status(entry: os.DirEntry[str]) -> os.stat_result:
+    try:
+        return entry.stat()
+    except OSError:  # a link to nothing, or to itself
+        return entry.stat(follow_symlinks=False)
 
 
 def _file_digest(path: Path) -> str:

@@ -355,6 +355,28 @@ def test_files_that_it_reads_are_in_the_fingerprint(tmp_path: Path) -> None:
         fingerprint("nothing")
 
 
+def test_links_that_it_reads_are_followed(tmp_path: Path) -> None:
+    def digest() -> Any:
+        config = PythonDataConfig(file="mine.py", function="items", task="classification", reads=("data",))
+        return load_python.fingerprint(config)["data"]
+
+    for folder in ("data", "elsewhere/deep", "other"):
+        (tmp_path / folder).mkdir(parents=True)
+    files = [tmp_path / name for name in ("elsewhere/deep/a.csv", "other/b.csv")]
+    for file in files:
+        file.write_text("1")
+    links = {"data/folder": "elsewhere", "data/b.csv": "other/b.csv", "data/gone": "nothing"}
+    loops = {"data/itself": "data/itself", "data/up": "data", "elsewhere/other": "other", "other/back": "elsewhere"}
+    for link, target in (links | loops).items():
+        (tmp_path / link).symlink_to(tmp_path / target)
+    before = digest()
+    assert digest() == before
+    for file in files:
+        file.write_text("22")
+        assert digest() != before, file
+        before = digest()
+
+
 def test_what_is_loaded_is_stored_without_the_file(load: Any, mine: Path) -> None:
     data = load("items")
     mine.unlink()
