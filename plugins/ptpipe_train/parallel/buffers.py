@@ -18,6 +18,7 @@ from ptpipe_torch.python_file import seeded_everywhere
 from ptpipe_train.parallel.strategy import TrainingInputs
 
 _NUM_TRIAL_SAMPLES = 2
+_MAX_NAMED = 3
 
 
 class RangeSync:
@@ -113,7 +114,8 @@ def find_written(inputs: TrainingInputs) -> frozenset[str]:
     """Return the buffers that a forward pass in training mode writes, but those of batch norms and of observers.
 
     Such as a codebook's moving averages, or a queue of samples: each rank would write what its own shard gives. Found
-    by a pass on a second build of the network, and only where there are such buffers; the same on every rank.
+    by a pass on a second build of the network, and only where there are such buffers; the same on every rank. Gives a
+    notice where there are any.
     """
     candidates = sorted(_other_buffers(inputs.module))
     if not candidates:
@@ -122,7 +124,14 @@ def find_written(inputs: TrainingInputs) -> frozenset[str]:
     with inputs.settings.autocast():
         written = written_buffers(trial, inputs.first_inputs(_NUM_TRIAL_SAMPLES))
     flags = inputs.workers.all_gather([name in written for name in candidates])
-    return frozenset(name for name, of_ranks in zip(candidates, zip(*flags, strict=True), strict=True) if any(of_ranks))
+    names = [name for name, of_ranks in zip(candidates, zip(*flags, strict=True), strict=True) if any(of_ranks)]
+    if names:
+        more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
+        inputs.ctx.notice(
+            f"the forward pass writes buffers ({', '.join(names[:_MAX_NAMED])}{more}): all workers take those of "
+            "worker 0, which sees its shard of each batch alone, so the result is not that of a single process"
+        )
+    return frozenset(names)
 
 
 def written_buffers(module: nn.Module, inputs: Sequence[torch.Tensor]) -> frozenset[str]:

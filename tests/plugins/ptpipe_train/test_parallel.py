@@ -110,6 +110,8 @@ def test_buffers_that_passes_write_are_those_of_worker_0(run: Train, name: str) 
     # The network compares them in each pass. 581 samples in batches of 145: the last has a sample for one worker.
     trained = run(net={"average": True}, parallel=MODES[name], batch_size=145, accumulate=2, epochs=1)
     assert model_of(trained).tensors["average.average"] > 0
+    (notice,) = [notice for notice in trained.stages["train"].notices if "buffers" in notice]
+    assert notice.startswith("the forward pass writes buffers (average.average): all workers take those of worker 0")
 
 
 def test_fsdp_ends_where_ddp_does(run: Train) -> None:
