@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ptpipe import JSON, StageError
 from ptpipe_data.catalog import file_digest
+from ptpipe_data.paths import written_names
 from ptpipe_torch.paths import find_path
 
 if TYPE_CHECKING:
@@ -32,9 +33,10 @@ def array_files(folder: Path) -> list[Path]:
 
 
 def fingerprint(config: ArraysConfig) -> JSON:
-    """Return the digest of every file by its path."""
-    return {
-        str(file): file_digest(file, "sha256")
-        for found in map(find_arrays, config.paths.values())
-        for file in (array_files(found) if found.is_dir() else [found])
-    }
+    """Return the digest of every file by its path as it is written."""
+    digests: dict[str, JSON] = {}
+    for path in config.paths.values():
+        found = find_arrays(path)
+        names = written_names(path, found, array_files(found) if found.is_dir() else [found])
+        digests |= {name: file_digest(file, "sha256") for name, file in names.items()}
+    return digests

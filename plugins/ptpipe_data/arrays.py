@@ -51,7 +51,7 @@ _INPUT_DTYPES = ("float32", "int64", "int32", "uint8", "bool")
 def load_arrays(config: ArraysConfig, ctx: Context) -> Data:
     """Return the data set. Statistics are those of train alone."""
     paths = {split: find_arrays(path) for split, path in config.paths.items()}
-    prefixes = id_prefixes(paths)
+    prefixes = id_prefixes(paths, config.paths)
     sources = {split: Source.read(path, prefixes[split]) for split, path in paths.items()}
     return data_of(sources, Columns(config, config.inputs, config.target), ctx, paths["train"].stem)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from ptpipe import StageError
@@ -39,7 +39,21 @@ def _split_called(folder: str) -> str | None:
     return next((split for split, others in _OTHER_NAMES.items() if folder.lower() in (split, *others)), None)
 
 
-def id_prefixes(paths: Mapping[str, Path]) -> dict[str, str]:
-    """Return what ids of each path's samples begin with: its name, or all of it where names alone are the same."""
+def written_names(path: str, found: Path, files: Iterable[Path]) -> dict[str, Path]:
+    """Return files by what a key calls them: as a manifest does, so that a project that is copied keeps its results.
+
+    `path`: as it is written, which `find_path` has found as `found`. `files`: in that folder, or the file itself.
+    """
+    written = path if Path(path).name == found.name else f"{path} ({found.name})"  # `.` names what its folder is called
+    return {written if file == found else f"{written}/{file.relative_to(found).as_posix()}": file for file in files}
+
+
+def id_prefixes(paths: Mapping[str, Path], written: Mapping[str, str]) -> dict[str, str]:
+    """Return what ids of each path's samples begin with: its name, or all of it where names alone are the same.
+
+    `written`: the paths as they are written in a manifest.
+    """
     names = [path.name for path in paths.values()]
-    return {key: str(path) if names.count(path.name) > 1 else path.name for key, path in paths.items()}
+    return {
+        key: written.get(key, str(path)) if names.count(path.name) > 1 else path.name for key, path in paths.items()
+    }

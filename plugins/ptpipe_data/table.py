@@ -40,7 +40,7 @@ def load_table(config: TableConfig, ctx: Context) -> Data:
     numeric, categorical = choose_features(config, files["train"])
     for notice in (*(text for file in files.values() for text in file.notices), *_unused_index(config, files["train"])):
         ctx.notice(notice)
-    drawn = draw_missing_splits(row_splits(files), config, ctx.seed, test_fraction=_TEST_FRACTION)
+    drawn = draw_missing_splits(row_splits(files, config.paths), config, ctx.seed, test_fraction=_TEST_FRACTION)
     reader = TableReader(files, rows_of(drawn["train"]))
     columns, fills = {}, config.missing == "mean"
     if numeric:

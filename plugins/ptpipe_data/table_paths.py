@@ -27,5 +27,5 @@ def find_file(path: str) -> Path:
 
 
 def fingerprint(config: TableConfig) -> JSON:
-    """Return the digest of every file by its path."""
-    return {str(file): file_digest(file, "sha256") for file in map(find_file, config.paths.values())}
+    """Return the digest of every file by its path as it is written."""
+    return {path: file_digest(find_file(path), "sha256") for path in config.paths.values()}

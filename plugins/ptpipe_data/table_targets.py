@@ -30,9 +30,12 @@ _MAX_CLASSES = 1000
 """Of a target: more different values are numbers that were taken for classes."""
 
 
-def row_splits(files: Mapping[str, TableFile]) -> dict[str, Split]:
-    """Return splits whose only column is the number of the row: splits are drawn before any value is looked at."""
-    prefixes = id_prefixes({split: file.path for split, file in files.items()})
+def row_splits(files: Mapping[str, TableFile], written: Mapping[str, str]) -> dict[str, Split]:
+    """Return splits whose only column is the number of the row: splits are drawn before any value is looked at.
+
+    `written`: the paths of the files as they are written in a manifest.
+    """
+    prefixes = id_prefixes({split: file.path for split, file in files.items()}, written)
     rows = {}
     for split, file in files.items():
         numbers_N = np.arange(len(file.content))

@@ -50,7 +50,7 @@ def load_text(config: TextConfig, ctx: Context) -> Data:
         ctx.notice(notice)
     are_words = config.task == "token_classification"
     texts = {name: file.words(config.text) if are_words else _texts(file, config.text) for name, file in files.items()}
-    drawn = draw_missing_splits(row_splits(files), config, ctx.seed, test_fraction=_TEST_FRACTION)
+    drawn = draw_missing_splits(row_splits(files, config.paths), config, ctx.seed, test_fraction=_TEST_FRACTION)
     train_rows = rows_of(drawn["train"]).tolist()
     if config.tokenizer:
         tokenizer = TextTokenizer.read(config.tokenizer)

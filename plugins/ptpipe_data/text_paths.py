@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ptpipe import JSON, StageError
 from ptpipe_data import table_paths
 from ptpipe_data.catalog import file_digest
-from ptpipe_data.paths import split_folders
+from ptpipe_data.paths import split_folders, written_names
 from ptpipe_torch.paths import find_path
 
 if TYPE_CHECKING:
@@ -61,12 +61,14 @@ def _checked(entries: Iterable[Path]) -> list[Path]:
 
 
 def fingerprint(config: TextConfig) -> JSON:
-    """Return the digest of every file by its path."""
-    files = [find_tokenizer(config.tokenizer)] if config.tokenizer else []
-    for source in map(find_source, config.paths.values()):
-        if source.is_dir():
-            folders = [folder for split in split_folders(source).values() for folder in class_folders(source / split)]
-            files += [file for folder in folders for file in text_files(folder)]
-        else:
-            files.append(source)
-    return {str(file): file_digest(file, "sha256") for file in files}
+    """Return the digest of every file by its path as it is written."""
+    files = {config.tokenizer: find_tokenizer(config.tokenizer)} if config.tokenizer else {}
+    for path in config.paths.values():
+        source = find_source(path)
+        files |= written_names(path, source, _files_of(source) if source.is_dir() else [source])
+    return {name: file_digest(file, "sha256") for name, file in files.items()}
+
+
+def _files_of(root: Path) -> list[Path]:
+    folders = [folder for split in split_folders(root).values() for folder in class_folders(root / split)]
+    return [file for folder in folders for file in text_files(folder)]
