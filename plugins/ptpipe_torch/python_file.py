@@ -30,6 +30,9 @@ _imported: dict[str, tuple[str, ReadLog]] = {}
 """The digest of the bytes that each file, and what it imports from its folder, had when this process imported it, and
 the files that were read then."""
 
+_settings: dict[Path, dict[str, Any]] = {}
+"""What the code of each file has set for the whole process: working directory, torch's threads and default dtype."""
+
 
 def load_function(file: Path, name: str) -> Callable[..., Any]:
     """Return a function or a class of a file, or of a module of its folder that it is imported from.
@@ -54,7 +57,7 @@ def own_errors(file: Path, what: str, remedy: str = "") -> Iterator[None]:
     `what`: it is that fails, for the error: `make_net()`. `remedy`: ends the error.
     """
     try:
-        with _importable(file.parent):
+        with _importable(file.parent), _own_settings(file):
             yield
     except PtpipeError:
         raise
@@ -93,6 +96,7 @@ def _module(file: Path) -> ModuleType:
         log.repeat()
         return sys.modules[name]
     _forget(file, name, code.modules)
+    _settings.pop(file, None)
     importlib.invalidate_caches()
     spec = spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
@@ -153,6 +157,35 @@ def _importable(folder: Path) -> Iterator[None]:
         sys.dont_write_bytecode = before
         if str(folder) in sys.path:  # the user's code may change the path, too
             sys.path.remove(str(folder))
+
+
+@contextmanager
+def _own_settings(file: Path) -> Iterator[None]:
+    """Give the code of a file the settings of the process that it has set before, inside the `with` alone.
+
+    A script may begin with `os.chdir(os.path.dirname(__file__))`: what it opens later is relative to that folder, and
+    the paths of a manifest are not.
+    """
+    import torch
+
+    accessors: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {
+        "folder": (Path.cwd, os.chdir),
+        "num_threads": (torch.get_num_threads, torch.set_num_threads),
+        "dtype": (torch.get_default_dtype, torch.set_default_dtype),
+    }
+    before = {name: get() for name, (get, _) in accessors.items()}
+    own = _settings.setdefault(file, {})
+    for name, value in own.items():
+        accessors[name][1](value)
+    entered = before | own
+    try:
+        yield
+    finally:
+        for name, (get, put) in accessors.items():
+            if (now := get()) != entered[name]:
+                own[name] = now
+            if now != before[name]:
+                put(before[name])
 
 
 @contextmanager

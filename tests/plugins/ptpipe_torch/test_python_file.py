@@ -6,9 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from ptpipe import StageError
 from ptpipe_torch.python_file import load_function
+from ptpipe_torch.runtime import torch_threads
 
 from ...forks import Fork
 
@@ -173,3 +175,43 @@ def test_a_torchvision_that_is_missing_is_the_files_error(mine: Path, monkeypatc
     mine.write_text("import torchvision\ndef answer(): pass\n")
     with pytest.raises(StageError, match=r"importing it raised ModuleNotFoundError: .*torchvision.* \(mine.py:1"):
         load_function(mine, "answer")
+
+
+SETTING = """
+import os
+import torch
+
+os.chdir(os.path.dirname(os.path.abspath(__file__)))
+torch.set_num_threads(3)
+torch.set_default_dtype(torch.float64)
+import parts_of_mine
+
+def settings(): return os.path.basename(os.getcwd()), torch.get_num_threads(), torch.get_default_dtype()
+def moves():
+    os.chdir("/")
+    raise ValueError("here")
+"""
+
+
+def test_what_it_sets_for_the_process_is_set_for_its_own_code_alone(
+    mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def settings() -> tuple[Path, int, torch.dtype]:
+        return Path.cwd(), torch.get_num_threads(), torch.get_default_dtype()
+
+    folder = tmp_path / "scripts"
+    folder.mkdir()
+    mine.write_text(SETTING)
+    for file in tmp_path.glob("*.py"):
+        file.rename(folder / file.name)
+    monkeypatch.chdir(tmp_path)
+    with torch_threads(1):
+        before = settings()
+        function = load_function(folder / "mine.py", "settings")
+        assert settings() == before
+        assert function() == ("scripts", 3, torch.float64)
+        with pytest.raises(StageError, match="here"):
+            load_function(folder / "mine.py", "moves")()
+        assert settings() == before
+        (folder / "mine.py").write_text("def settings():\n    import os\n    return os.getcwd()\n")
+        assert load_function(folder / "mine.py", "settings")() == str(tmp_path)
