@@ -67,16 +67,16 @@ def flip(pixels_BHWC: Pixels, draws: Draws) -> Pixels:
 
 
 def shift(pixels_BHWC: Pixels, draws: Draws) -> Pixels:
-    """Move by up to 1/14 of the side (2 of 28 pixels) each way; uncovered pixels are black."""
-    return _moved(pixels_BHWC, draws, max(1, round(pixels_BHWC.shape[1] / 14)))
+    """Move by up to 1/14 of height and width (2 of 28 pixels) each way; uncovered pixels are black."""
+    return _moved(pixels_BHWC, draws, 14)
 
 
 def crop(pixels_BHWC: Pixels, draws: Draws) -> Pixels:
-    """Crop at random from the image padded with black by 1/8 of its side (4 of 32 pixels).
+    """Crop at random from the image padded with black by 1/8 of its height and width (4 of 32 pixels).
 
     He, Zhang, Ren, Sun: Deep residual learning for image recognition (2015), section 4.2.
     """
-    return _moved(pixels_BHWC, draws, max(1, round(pixels_BHWC.shape[1] / 8)))
+    return _moved(pixels_BHWC, draws, 8)
 
 
 def rotate(pixels_BHWC: Pixels, draws: Draws) -> Pixels:
@@ -98,14 +98,14 @@ def zoom(pixels_BHWC: Pixels, draws: Draws) -> Pixels:
 
 
 def erase(pixels_BHWC: Pixels, draws: Draws) -> Pixels:
-    """Blacken a square of 0.3 times the side, centred anywhere.
+    """Blacken a square of 0.3 times the shorter side, centred anywhere.
 
     DeVries, Taylor: Improved regularization of convolutional neural networks with cutout (2017).
     """
     import numpy as np
 
     _, height, width, _ = pixels_BHWC.shape
-    half = max(1, round(_MAX_ERASED_SIDE * height / 2))
+    half = max(1, round(_MAX_ERASED_SIDE * min(height, width) / 2))
     rows_BH = np.abs(np.arange(height) - draws.integers(0, 0, height - 1)[:, None]) < half
     columns_BW = np.abs(np.arange(width) - draws.integers(1, 0, width - 1)[:, None]) < half
     pixels_BHWC[rows_BH[:, :, None] & columns_BW[:, None, :]] = draws.blank or 0
@@ -174,13 +174,15 @@ def augment(
     return pixels_BHWC
 
 
-def _moved(pixels_BHWC: Pixels, draws: Draws, reach: int) -> Pixels:
+def _moved(pixels_BHWC: Pixels, draws: Draws, part: int) -> Pixels:
+    """Return images moved by up to 1/`part` of their height and width."""
     import numpy as np
 
     num, height, width, channels = pixels_BHWC.shape
-    padded = np.full((num, height + 2 * reach, width + 2 * reach, channels), draws.blank or 0, dtype=np.uint8)
-    padded[:, reach:-reach, reach:-reach] = pixels_BHWC
-    top_B, left_B = draws.integers(0, 0, 2 * reach), draws.integers(1, 0, 2 * reach)
+    down, right = (max(1, round(side / part)) for side in (height, width))
+    padded = np.full((num, height + 2 * down, width + 2 * right, channels), draws.blank or 0, dtype=np.uint8)
+    padded[:, down:-down, right:-right] = pixels_BHWC
+    top_B, left_B = draws.integers(0, 0, 2 * down), draws.integers(1, 0, 2 * right)
     row_BH = np.arange(num)[:, None] * padded.shape[1] + top_B[:, None] + np.arange(height)
     start_BH = (row_BH * padded.shape[2] + left_B[:, None]) * channels
     # Overlapping views of one image row's length over the padded bytes: this gathers whole rows, not single pixels.

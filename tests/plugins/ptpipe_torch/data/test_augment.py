@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zlib
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -76,6 +78,22 @@ def test_moves(name: str, reach: int) -> None:
         seen.add((down, right))
     assert len(seen) > 0.9 * (2 * reach + 1) ** 2
     assert max(max(abs(a), abs(b)) for a, b in seen) == reach
+
+
+@pytest.mark.parametrize("size_HW", [(320, 32), (32, 320)])
+def test_an_image_moves_by_a_part_of_each_of_its_sides(size_HW: tuple[int, int]) -> None:
+    white = np.full((200, *size_HW, 1), 255, dtype=np.uint8)
+    for name, part in (("shift", 14), ("crop", 8)):
+        moved = applied(name, white)[..., 0] > 0
+        for axis, side in ((2, size_HW[0]), (1, size_HW[1])):
+            assert (side - moved.any(axis=axis).sum(axis=1)).max() == round(side / part), (name, side)
+    erased = applied("erase", white)[..., 0] == 0
+    assert [erased.any(axis=axis).sum(axis=1).max() for axis in (2, 1)] == [9, 9], "0.3 times the shorter side"
+
+
+@pytest.mark.parametrize(("name", "crc"), [("crop", 386544090), ("erase", 799136872), ("shift", 2521044875)])
+def test_square_images_are_augmented_as_ever(name: str, crc: int) -> None:
+    assert zlib.crc32(applied(name, images(64, 28, 28)).tobytes()) == crc
 
 
 def test_rotate_turns_about_the_centre() -> None:
