@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import sys
 import time
 import traceback
@@ -241,6 +243,7 @@ class _Execution:
         start = time.perf_counter()
         key = self.keys[stage.id]
         call = self._call(stage)
+        self.store.claim_scratch(key.digest, self._origin(stage))
         outputs = self.plan.vocabulary.manager.hook.ptpipe_launch(call=call, tell=self._on_event)
         stored = self._store_outputs(stage, outputs)
         try:
@@ -312,6 +315,16 @@ class _Execution:
         except Exception as error:  # noqa: BLE001  # a full disk; a plugin's `deliverables` may raise anything
             self._notify(stage.id, f"the deliverables could not be placed in {folder}: {cause(error)}")
             return ()
+
+    def _origin(self, stage: PlannedStage) -> str:
+        """Return a digest of the modules and files that the stage's inputs depend on, and that no key has."""
+        above = {reference.stage for references in stage.wiring.values() for reference in references}
+        parts = {
+            name: [dict(entry.dependencies), listed_digests(entry.files)]
+            for name in above
+            if (entry := self.entries[name]) and (entry.dependencies or entry.files)
+        }
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest() if parts else ""
 
     def _call(self, stage: PlannedStage) -> Call:
         digests = {

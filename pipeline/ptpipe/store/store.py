@@ -25,7 +25,7 @@ from ptpipe.artifact import JSON, Artifact
 from ptpipe.errors import IntegrityError, PtpipeError
 from ptpipe.reads import ReadFile
 from ptpipe.store.documents import read_document, write_document
-from ptpipe.store.files import GONE, errors_naming, make_folder, read_plain_file, sync
+from ptpipe.store.files import GONE, errors_naming, make_folder, read_plain_file, sync, write_atomically
 from ptpipe.store.format import FORMAT, read_format, write_format
 from ptpipe.store.locks import LockedError, exclusive_lock, shared_lock
 from ptpipe.store.object_files import Listing, Stamps, list_files, seal, stamp_files
@@ -309,6 +309,22 @@ class Store:
         folder = self.root / "scratch" / key
         make_folder(folder)
         return folder
+
+    def claim_scratch(self, key: str, origin: str) -> None:
+        """Delete checkpoints of an execution whose inputs had another origin; the key must be locked.
+
+        `origin`: a digest of what the inputs depend on besides their content, such as code that is executed again when
+        they are loaded; empty where there is none.
+        """
+        mark = self.root / "scratch" / key / ".origin"
+        try:
+            found = mark.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            found = ""
+        if found != origin:
+            self.drop_scratch(key)
+        if origin:
+            write_atomically(self.scratch(key) / mark.name, origin.encode())
 
     def drop_scratch(self, key: str) -> None:
         """Delete a finished stage's scratch folder; the key must be locked."""

@@ -70,6 +70,15 @@ def call(config: Config, ctx: Context) -> Answer:
     except Exception as error:
         raise StageError(f"it failed: {error}") from error
 
+@stage("my.slow")
+def slow(config: StageConfig, ctx: Context, answer: Answer) -> Answer:
+    """Leave a checkpoint, and fail; then say whether it was there."""
+    checkpoint = ctx.scratch / "checkpoint"
+    if Path("stop").exists():
+        checkpoint.touch()
+        raise StageError("stopped")
+    return Answer("resumed" if checkpoint.exists() else "from the beginning")
+
 @stage("my.show")
 def show(config: StageConfig, ctx: Context, answer: Answer) -> Answer:
     """Say what it may call."""
@@ -345,3 +354,20 @@ def test_another_checkout_has_its_own_file(far, monkeypatch):
     monkeypatch.chdir(far.folder / "b")
     result = run("m.yaml", {"seed": 1}, artifacts=far.folder / "artifacts")
     assert (str(result.stages["one"].outcome), result.artifact("one").value) == ("done", "2")
+
+
+@pytest.mark.parametrize("is_edited", [False, True])
+def test_a_checkpoint_is_left_where_other_code_made_its_input(far, is_edited):
+    """The input's own bytes are the same: a network's code is executed again when its weights are loaded."""
+    stages = "\n  one: {uses: my.call, with: {file: code/mine.py}}\n  slow: {uses: my.slow}\n"
+    (far.folder / "m.yaml").write_text(f"version: 1\nname: m\nplugins: [./plugin.py]\nstages:{stages}")
+    (far.folder / "stop").touch()
+    result = run(far.folder / "m.yaml", artifacts=far.folder / "artifacts")
+    assert str(result.stages["slow"].outcome) == "failed"
+    forget_far()
+    if is_edited:
+        far.edit("lib/further.py", "A = 1", "A = 1\nB = 2")
+    (far.folder / "stop").unlink()
+    result = run(far.folder / "m.yaml", artifacts=far.folder / "artifacts")
+    assert str(result.stages["one"].outcome) == ("done" if is_edited else "cached")
+    assert result.artifact("slow").value == ("from the beginning" if is_edited else "resumed")

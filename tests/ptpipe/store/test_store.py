@@ -434,6 +434,15 @@ def test_scratch_that_was_left_is_dropped_unless_it_is_used(store):
     store.drop_leftover_scratch("never made")
 
 
+def test_checkpoints_of_inputs_of_another_origin_are_dropped(store):
+    for origin, is_kept in (("", True), ("a", False), ("a", True), ("b", False), ("", False), ("", True)):
+        (store.scratch("k") / "checkpoint").touch()
+        store.claim_scratch("k", origin)
+        assert (store.scratch("k") / "checkpoint").exists() == is_kept, origin
+    store.claim_scratch("never made", "")
+    assert not (store.root / "scratch" / "never made").exists()
+
+
 # The format number
 
 
