@@ -318,8 +318,9 @@ def _onnx_digests(config: OnnxModelConfig) -> JSON:
 def onnx_model(config: OnnxModelConfig, ctx: Context, data: Data) -> OnnxFile:
     """Take an ONNX file as it is, one that is deployed for example: for comparisons and gates beside your own.
 
-    Its inputs and outputs must fit the data set's, and get their names; further outputs are left out. The file gets the
-    data set's inputs: where it expects pixels normalized in another way, let the data stage normalize them so.
+    Its inputs and outputs must fit the data set's, and get their names; further outputs are left out. All have the
+    batch on their first axis: real samples are run alone and together, and must have the same outputs. The file gets
+    the data set's inputs: where it expects pixels normalized in another way, let the data stage normalize them so.
     Tensors in other files of its folder (external data) are put into it. One that was exported for a single batch size
     predicts others in pieces of that size.
     """

@@ -15,10 +15,10 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TensorShapeProt
 from ptpipe import Context, StageError, nearest
 from ptpipe_torch import Data, FileInterface, InputForm, OnnxFile
 from ptpipe_torch.data.raw_form import NORMALIZED
-from ptpipe_torch.model.example_inputs import zeros
 from ptpipe_torch.model.outputs import with_outputs
 from ptpipe_torch.model.signature import BATCH, Meanings, TensorSpec, meanings_from_json
 from ptpipe_zoo import onnx_external_data
+from ptpipe_zoo.batch_axis import check_runs, check_symbols
 from ptpipe_zoo.onnx_outputs import chosen_outputs, found_outputs
 
 if TYPE_CHECKING:
@@ -45,8 +45,11 @@ def load_file(config: OnnxModelConfig, ctx: Context, data: Data) -> OnnxFile:
     kept = [value for value in graph.output if value.name in renamed]
     own = signature if form == NORMALIZED else replace(signature, inputs=_raw_inputs(data, form))
     checked = _pairs([*inputs, *kept], renamed, (*own.inputs, *own.outputs))
-    batch_sizes = {_check_value(path, value, spec) for value, spec in checked}
-    if (fixed := _only_batch_size(path, batch_sizes)) is not None:
+    batch_sizes = {value.name: _check_value(path, value, spec) for value, spec in checked}
+    of_inputs = {batch_sizes[value.name] for value in inputs}
+    if 1 not in of_inputs:  # else samples are predicted one at a time
+        check_symbols(path, [*inputs, *kept])
+    if (fixed := _only_batch_size(path, set(batch_sizes.values()), of_inputs)) is not None:
         ctx.notice(f"{path.name} takes batches of {fixed} alone: others are predicted in pieces of that size")
     names = {old: new for old, new in renamed.items() if old != new}
     if had_external_data or names or len(kept) < len(graph.output):
@@ -60,7 +63,7 @@ def load_file(config: OnnxModelConfig, ctx: Context, data: Data) -> OnnxFile:
         signature, own = (with_outputs(of, specs) for of in (signature, own))
     interface = None if form == NORMALIZED else FileInterface(form, own)
     result = OnnxFile(path, signature, _precision(graph), interface=interface)
-    _check_runs(result)
+    check_runs(result, data, {node.op_type for node in _nodes(graph)})
     ctx.metric(num_parameters=sum(int(np.prod(tensor.dims)) for tensor in _stored_tensors(graph)))
     return result
 
@@ -162,15 +165,17 @@ def _size(axis: TensorShapeProto.Dimension) -> int | None:
     return axis.dim_value if axis.HasField("dim_value") and axis.dim_value >= 0 else None
 
 
-def _only_batch_size(path: Path, sizes: set[int | None]) -> int | None:
-    """Return the batch size of a file that takes no other. Raises StageError where its tensors have several."""
-    fixed = sizes - {None}
-    if len(fixed) > 1:
-        raise StageError(
-            f"{path.name} has inputs and outputs of {' and '.join(map(str, sorted(filter(None, fixed))))} samples: "
-            "export it with the same batch axis for all"
-        )
-    return next(iter(fixed), None)
+def _only_batch_size(path: Path, sizes: set[int | None], of_inputs: set[int | None]) -> int | None:
+    """Return the batch size of a file that takes no other. Raises StageError where its tensors have several.
+
+    One of 1 goes with any number: samples are predicted one at a time.
+    """
+    shown = sorted(size for size in sizes if size is not None)
+    is_mixed = None in of_inputs and not of_inputs <= {None, 1}
+    if len(shown) > 1 or is_mixed:
+        several = f"{' and '.join(map(str, shown))} samples{' and of any number' if is_mixed else ''}"
+        raise StageError(f"{path.name} has inputs and outputs of {several}: export it with the same batch axis for all")
+    return next(iter(shown), None)
 
 
 def _rename(path: Path, graph: GraphProto, renamed: Mapping[str, str]) -> None:
@@ -220,12 +225,3 @@ def _precision(graph: GraphProto) -> str:
     if "DynamicQuantizeLinear" in operators:
         return "int8 dynamic"
     return "int8" if operators & _INT8_OPERATORS else "float32"
-
-
-def _check_runs(file: OnnxFile) -> None:
-    """Raise StageError where ONNX Runtime can't run it, on one sample and on two."""
-    inputs = file.own_signature.inputs
-    with file.predictor(1) as predict:
-        for num_samples in (1, 2):
-            tensors = zeros(inputs, num_samples)
-            predict({spec.name: tensor.numpy() for spec, tensor in zip(inputs, tensors, strict=True)})
