@@ -66,7 +66,7 @@ def _samples(file: OnnxFile, data: Data) -> Arrays:
 
 def _check_same(file: OnnxFile, alone: Arrays, among: Arrays, repeat: Callable[[], Arrays]) -> None:
     """Raise StageError where a sample's outputs differ in a batch, but not when it is alone again (`repeat`)."""
-    tolerance = _TOLERANCE if file.precision.startswith("float") else _INT8_TOLERANCE
+    tolerance = _TOLERANCE if "float" in file.precision else _INT8_TOLERANCE
     for name in [spec.name for spec in file.signature.outputs if spec.is_float] or list(alone):
         limit, difference = tolerance * _spread(among[name]), _distance(alone[name], among[name][_CHECKED:][:1])
         if difference > limit >= _distance(alone[name], repeat()[name]):

@@ -24,6 +24,12 @@ from ptpipe_zoo.onnx_outputs import chosen_outputs, found_outputs
 if TYPE_CHECKING:
     from ptpipe_zoo.config import OnnxModelConfig
 
+_FLOATS: dict[int, str] = {
+    TensorProto.FLOAT: "float32",
+    TensorProto.FLOAT16: "float16",
+    TensorProto.BFLOAT16: "bfloat16",
+    TensorProto.DOUBLE: "float64",
+}
 _INT8_OPERATORS = {"QuantizeLinear", "QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger"}
 
 
@@ -224,4 +230,13 @@ def _precision(graph: GraphProto) -> str:
         return f"{min(bits, default=4)}-bit weights"
     if "DynamicQuantizeLinear" in operators:
         return "int8 dynamic"
-    return "int8" if operators & _INT8_OPERATORS else "float32"
+    return "int8" if operators & _INT8_OPERATORS else _float_precision(graph)
+
+
+def _float_precision(graph: GraphProto) -> str:
+    """Return the type of most float values that are stored."""
+    sizes = dict.fromkeys(_FLOATS, 0)
+    for tensor in _stored_tensors(graph):
+        if tensor.data_type in sizes:
+            sizes[tensor.data_type] += int(np.prod(tensor.dims))
+    return _FLOATS[max(sizes, key=sizes.__getitem__)]

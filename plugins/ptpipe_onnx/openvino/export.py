@@ -99,7 +99,7 @@ def _check(ctx: Context, file: OnnxFile, name: str, pair: PairedRows, error: JSO
         raise StageError(f"{ctx.kind}: OpenVINO's {name} has values that are not finite")
     difference_NK = np.abs(found_NK - expected_NK).astype(np.float64)
     rounding = FLOAT_TOLERANCE * float(np.abs(expected_NK).max())
-    if file.precision == "float32":
+    if "float" in file.precision:
         measure, found, allowed = "maximum", float(difference_NK.max()), rounding
     elif isinstance(error, float):
         rms = math.sqrt(float(np.square(difference_NK).mean()))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Collection
 from contextlib import closing
 from math import isfinite
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any
 
 import onnx
 import onnx_ir as ir
-from onnx import ModelProto
+from onnx import ModelProto, TensorProto
 
 from ptpipe import JSON, Context, StageError
 from ptpipe_onnx.kernels import Kernels
@@ -18,6 +18,7 @@ from ptpipe_onnx.quantization.agreement import ConstantOutputError
 from ptpipe_onnx.quantization.calibration import CalibrationReader
 from ptpipe_onnx.quantization.clips import shared_clips
 from ptpipe_onnx.quantization.config import QuantizeOnnxConfig
+from ptpipe_onnx.quantization.float32 import in_float32
 from ptpipe_onnx.quantization.float_passes import float_parts
 from ptpipe_onnx.quantization.masks import mask_nodes
 from ptpipe_onnx.quantization.nodes import nodes_to_skip
@@ -36,8 +37,6 @@ from ptpipe_onnx.quantization.unsupported_layers import batched_products, check_
 from ptpipe_onnx.runtime_passes import prevent_fusions
 from ptpipe_torch import Data, OnnxFile
 
-_INTEGER = re.compile(r"^Q[A-Z]|Quantize|Integer")
-"""Operators that only a quantized graph has."""
 _METHODS = {"min_max": "MinMax", "entropy": "Entropy", "percentile": "Percentile"}
 _TYPES = {"int8": "QInt8", "uint8": "QUInt8"}
 _DYNAMIC_OPERATORS = ["MatMul", "Gemm", "Attention", "LSTM", "Gather", "EmbedLayerNormalization"]
@@ -48,9 +47,10 @@ _FAILED = "ONNX Runtime's quantizer can't quantize the file"
 def quantize(config: QuantizeOnnxConfig, ctx: Context, model: OnnxFile, data: Data) -> OnnxFile:
     """Implement the stage `quant.onnx`."""
     check_inputs(config, ctx, model, data)
-    content = load_preprocessed(ctx, model)
+    float32 = in_float32(ctx, model)
+    content = load_preprocessed(ctx, float32)
     if config.is_optimized:
-        content = optimized_float(config, ctx, model, data, content)
+        content = optimized_float(config, ctx, float32, data, content)
     fit_for_quantizer(ctx, content)
     excluded = nodes_to_skip(content, config.skip, ctx.kind)
     excluded = [*dict.fromkeys([*excluded, *_nodes_kept_float(config, ctx, content)])]
@@ -60,13 +60,13 @@ def quantize(config: QuantizeOnnxConfig, ctx: Context, model: OnnxFile, data: Da
         _quantize_static(config, ctx, content, data, excluded, path)
     else:
         _quantize_dynamic(config, ctx, content, excluded, path)
-    if not _is_quantized(path):
+    if not _is_quantized(path, {tensor.name for tensor in content.graph.initializer}):
         kept = f", `skip` aside ({', '.join(config.skip)}): skip fewer" if config.skip else ": leave the stage out"
         raise StageError(f"{ctx.kind}: the file has no node that mode {config.mode} quantizes{kept}")
     _keep_skipped_float(path)
     file = OnnxFile(path, model.signature, "int8" if config.mode == "static" else "int8 dynamic")
     if config.is_optimized:
-        file = optimized_int8(config, ctx, model, data, file)
+        file = optimized_int8(config, ctx, float32, data, file)
     facts: dict[str, JSON] = {"mode": config.mode, "num_skipped_nodes": len(excluded)}
     facts["reduce_range"] = config.has_reduced_range
     facts |= _kernels(ctx, file)
@@ -192,9 +192,11 @@ def _saved(ctx: Context, content: ModelProto) -> Path:
     return path
 
 
-def _is_quantized(path: Path) -> bool:
+def _is_quantized(path: Path, float_tensors: Collection[str]) -> bool:
+    """Return whether a file has integer weights that are not among the float file's tensors."""
     graph = onnx.load(path, load_external_data=False).graph
-    return any(_INTEGER.search(node.op_type) for node in graph.node)
+    added = [tensor for tensor in graph.initializer if tensor.name not in float_tensors]
+    return any(tensor.data_type in (TensorProto.INT8, TensorProto.UINT8) and len(tensor.dims) > 1 for tensor in added)
 
 
 def _keep_skipped_float(path: Path) -> None:

@@ -9,6 +9,7 @@ from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto, helper, ve
 
 from ptpipe import Context, StageError
 from ptpipe_onnx.quantization.config import QuantizerConfig
+from ptpipe_onnx.quantization.float32 import OTHER_PRECISIONS
 from ptpipe_onnx.quantization.gemms import write_plain_gemms
 from ptpipe_onnx.quantization.nodes import name_nodes
 from ptpipe_onnx.quantization.tools import quantizer_tools
@@ -26,7 +27,7 @@ _BIASED = ("Conv", "ConvTranspose", "Gemm", "InstanceNormalization", "LayerNorma
 
 def check_inputs(config: QuantizerConfig, ctx: Context, model: OnnxFile, data: Data) -> None:
     """Raise StageError for a file that is quantized, and for data that the file doesn't take, or without samples."""
-    if model.precision != "float32":
+    if model.precision not in ("float32", *OTHER_PRECISIONS):
         raise StageError(f"{ctx.kind}: the file is {model.precision} already; take the float one")
     if model.interface is not None:
         raise StageError(

@@ -15,6 +15,7 @@ from packaging.version import Version
 
 from ptpipe import JSON, Context, StageError
 from ptpipe_onnx.quantization.config import WeightOnlyConfig
+from ptpipe_onnx.quantization.float32 import in_float32
 from ptpipe_onnx.quantization.nodes import NodeNames, nodes_to_skip, tensors_read
 from ptpipe_onnx.quantization.preparation import check_inputs, load_preprocessed
 from ptpipe_onnx.quantization.result import finished
@@ -42,7 +43,7 @@ def quantize_weights(config: WeightOnlyConfig, ctx: Context, model: OnnxFile, da
     if message := missing_quantizer():
         raise StageError(message)
     check_inputs(config, ctx, model, data)
-    content = load_preprocessed(ctx, model)
+    content = load_preprocessed(ctx, in_float32(ctx, model))
     skipped = set(nodes_to_skip(content, config.skip, ctx.kind))
     use_matmul(content.graph, skipped)
     layers = _Layers(content.graph, config, skipped)

@@ -48,9 +48,10 @@ class OnnxFile(Deployable):
     One exported for a single batch size predicts other batches in pieces of that size, the last one filled up.
 
     `signature`: of the model in it; other inputs or outputs are an error. `interface`: of a file that takes raw inputs
-    or has further outputs; predictors take the former, and leave the latter out. `precision`: `float32`, `int8` or
-    `int8 dynamic`. `parity`: how its outputs compared with the torch model's when it was written. `test_vectors`: a
-    file with inputs and outputs, for `ptpipe check`, that is shipped beside it; None if there is none.
+    or has further outputs; predictors take the former, and leave the latter out. `precision`: `float32` (`float16` and
+    others where most weights are), `int8` or `int8 dynamic`. `parity`: how its outputs compared with the torch model's
+    when it was written. `test_vectors`: a file with inputs and outputs, for `ptpipe check`, that is shipped beside it;
+    None if there is none.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class OnnxFile(Deployable):
         On x86 processors without VNNI, ONNX Runtime's usual kernels add products in 16 bits, which can saturate. A
         float file is returned as it is.
         """
-        if self.precision == "float32":
+        if "float" in self.precision:
             return self
         exact = copy.copy(self)
         exact._exact_sums = True

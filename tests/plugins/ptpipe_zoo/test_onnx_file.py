@@ -239,6 +239,16 @@ def test_the_precision_is_that_of_the_operators(load: Any, tmp_path: Path) -> No
     assert load().format == "onnx int8 dynamic"
 
 
+@pytest.mark.parametrize("type_", ["float16", "bfloat16", "double"])
+def test_the_precision_of_a_float_file_is_that_of_its_weights(load: Any, tmp_path: Path, type_: str) -> None:
+    path = write(tmp_path / "a.onnx", [helper.make_node("Cast", ["half"], ["weights"], to=1), *linear()])
+    content = onnx.load(path)
+    stored = helper.make_tensor("half", TensorProto.DataType.Value(type_.upper()), (5, 144), WEIGHTS_KD)
+    content.graph.initializer[0].CopyFrom(stored)
+    onnx.save(content, path)
+    assert load().format == f"onnx {type_.replace('double', 'float64')}"
+
+
 def test_weights_of_few_bits_are_told_from_int8(load: Any, tmp_path: Path) -> None:
     packed = numpy_helper.from_array(np.full((5, 9, 8), 0x99, np.uint8), "packed")
     scales = numpy_helper.from_array(np.ones((5, 9), np.float32), "scales")
