@@ -37,6 +37,11 @@ def tensors_read(node: NodeProto) -> Iterator[str]:
             yield from (value.name for value in graph.output)
 
 
+def has_graphs(node: NodeProto) -> bool:
+    """Return whether a node has graphs inside, as If, Loop and Scan have."""
+    return any(own.HasField("g") or own.graphs for own in node.attribute)
+
+
 class NodeNames:
     """What the nodes of a graph may be called."""
 

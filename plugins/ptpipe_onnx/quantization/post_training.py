@@ -21,7 +21,7 @@ from ptpipe_onnx.quantization.config import QuantizeOnnxConfig
 from ptpipe_onnx.quantization.float32 import in_float32
 from ptpipe_onnx.quantization.float_passes import float_parts
 from ptpipe_onnx.quantization.masks import mask_nodes
-from ptpipe_onnx.quantization.nodes import nodes_to_skip
+from ptpipe_onnx.quantization.nodes import has_graphs, nodes_to_skip
 from ptpipe_onnx.quantization.optimization import optimized_float, optimized_int8
 from ptpipe_onnx.quantization.preparation import (
     check_inputs,
@@ -63,7 +63,7 @@ def quantize(config: QuantizeOnnxConfig, ctx: Context, model: OnnxFile, data: Da
     if not _is_quantized(path, {tensor.name for tensor in content.graph.initializer}):
         kept = f", `skip` aside ({', '.join(config.skip)}): skip fewer" if config.skip else ": leave the stage out"
         raise StageError(f"{ctx.kind}: the file has no node that mode {config.mode} quantizes{kept}")
-    _keep_skipped_float(path)
+    _tidy(path)
     file = OnnxFile(path, model.signature, "int8" if config.mode == "static" else "int8 dynamic")
     if config.is_optimized:
         file = optimized_int8(config, ctx, float32, data, file)
@@ -145,7 +145,10 @@ def _quantize_static(
 
     reader = CalibrationReader(ctx, data, config.split, config.num_samples, only_batch_size(content))
     source = _saved(ctx, content)
-    with closing(reader), quantizer_tools(ctx, _FAILED):
+    failed = _FAILED
+    if config.format == "qoperator" and any(has_graphs(node) for node in content.graph.node):
+        failed += " to `format: qoperator`, since it has graphs inside (of If or Loop): leave that to qdq"
+    with closing(reader), quantizer_tools(ctx, failed):
         quantize_static(
             str(source),
             str(path),
@@ -199,9 +202,13 @@ def _is_quantized(path: Path, float_tensors: Collection[str]) -> bool:
     return any(tensor.data_type in (TensorProto.INT8, TensorProto.UINT8) and len(tensor.dims) > 1 for tensor in added)
 
 
-def _keep_skipped_float(path: Path) -> None:
-    """Keep ONNX Runtime from quantizing the weights of skipped layers after all, when it loads the file."""
+def _tidy(path: Path) -> None:
+    """Keep ONNX Runtime from quantizing the weights of skipped layers after all, when it loads the file.
+
+    Its quantizer (1.32) has sorted the nodes as if graphs inside them, as of a second If, read nothing.
+    """
     content = ir.load(path)
+    content.graph.sort()
     prevent_fusions(content.graph)
     ir.save(content, path)
 

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import onnx
-from onnx import NodeProto, helper
+from onnx import helper
 
 from ptpipe import JSON, Context
 from ptpipe_onnx.metadata import origin_of
 from ptpipe_onnx.quantization.agreement import agreement
 from ptpipe_onnx.quantization.config import QuantizerConfig
+from ptpipe_onnx.quantization.nodes import has_graphs
 from ptpipe_onnx.quantization.tools import quantizer_tools
 from ptpipe_torch import Data, OnnxFile
 from ptpipe_torch.ort import ort
@@ -44,13 +45,9 @@ def _rewrite(source: Path, file: OnnxFile, origin: Mapping[str, str]) -> None:
     del content.metadata_props[:]
     made_by = {"precision": file.precision, "quantizer": f"onnxruntime {ort.__version__}"}
     helper.set_model_props(content, {**metadata, **made_by, **origin})
-    if not any(_has_graphs(node) for node in content.graph.node):  # ONNX Runtime declares all that it knows
+    if not any(has_graphs(node) for node in content.graph.node):  # ONNX Runtime declares all that it knows
         used = {node.domain for node in content.graph.node} | {""}
         kept = [(own.domain, own.version) for own in content.opset_import if own.domain in used]
         del content.opset_import[:]
         content.opset_import.extend(helper.make_opsetid(*own) for own in kept)
     onnx.save_model(content, file.path)
-
-
-def _has_graphs(node: NodeProto) -> bool:
-    return any(own.HasField("g") or own.graphs for own in node.attribute)
