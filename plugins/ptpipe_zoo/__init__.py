@@ -321,6 +321,7 @@ def onnx_model(config: OnnxModelConfig, ctx: Context, data: Data) -> OnnxFile:
     Its inputs and outputs must fit the data set's, and get their names; further outputs are left out. All have the
     batch on their first axis: real samples are run alone and together, and must have the same outputs. The file gets
     the data set's inputs: where it expects pixels normalized in another way, let the data stage normalize them so.
+    Integers are cast where the file takes int32 and the data set has int64, or the other way round.
     Tensors in other files of its folder (external data) are put into it. One that was exported for a single batch size
     predicts others in pieces of that size.
     """

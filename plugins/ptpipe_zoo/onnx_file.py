@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ from ptpipe_torch.model.outputs import with_outputs
 from ptpipe_torch.model.signature import BATCH, Meanings, TensorSpec, meanings_from_json
 from ptpipe_zoo import onnx_external_data
 from ptpipe_zoo.batch_axis import check_runs, check_symbols
+from ptpipe_zoo.onnx_integers import cast_integers
 from ptpipe_zoo.onnx_outputs import chosen_outputs, found_outputs
 
 if TYPE_CHECKING:
@@ -50,15 +52,15 @@ def load_file(config: OnnxModelConfig, ctx: Context, data: Data) -> OnnxFile:
     data.info.check_fit(path.name, signature)
     kept = [value for value in graph.output if value.name in renamed]
     own = signature if form == NORMALIZED else replace(signature, inputs=_raw_inputs(data, form))
+    cast = cast_integers(graph, _pairs(inputs, renamed, own.inputs), partial(_rename, path, graph))
+    for words in cast:
+        ctx.notice(f"{path.name} takes {words}")
     checked = _pairs([*inputs, *kept], renamed, (*own.inputs, *own.outputs))
     batch_sizes = {value.name: _check_value(path, value, spec) for value, spec in checked}
-    of_inputs = {batch_sizes[value.name] for value in inputs}
-    if 1 not in of_inputs:  # else samples are predicted one at a time
-        check_symbols(path, [*inputs, *kept])
-    if (fixed := _only_batch_size(path, set(batch_sizes.values()), of_inputs)) is not None:
+    if (fixed := _only_batch_size(path, inputs, kept, batch_sizes)) is not None:
         ctx.notice(f"{path.name} takes batches of {fixed} alone: others are predicted in pieces of that size")
     names = {old: new for old, new in renamed.items() if old != new}
-    if had_external_data or names or len(kept) < len(graph.output):
+    if had_external_data or cast or names or len(kept) < len(graph.output):
         del graph.output[:]
         graph.output.extend(kept)
         _rename(path, graph, names)
@@ -162,8 +164,15 @@ def _check_value(path: Path, value: ValueInfoProto, spec: TensorSpec) -> int | N
         if isinstance(needed, str):
             raise StageError(f"{shown}, and one of {size} alone; for any {needed}, export it with a dynamic axis")
         if size != needed:
-            raise StageError(f"{shown}; the data set needs {spec}: choose a file or a data set that fits the other")
+            hint = "choose a file or a data set that fits the other"
+            if len(sizes) == 4 and _fits(sizes, [spec.shape[axis] for axis in (0, 2, 3, 1)]):
+                hint = f"export it with channels on the second axis (tf2onnx: --inputs-as-nchw {value.name})"
+            raise StageError(f"{shown}; the data set needs {spec}: {hint}")
     return sizes[0]
+
+
+def _fits(sizes: Iterable[int | None], shape: Iterable[int | str]) -> bool:
+    return all(size is None or size == needed for size, needed in zip(sizes, shape, strict=True) if needed != BATCH)
 
 
 def _size(axis: TensorShapeProto.Dimension) -> int | None:
@@ -171,12 +180,21 @@ def _size(axis: TensorShapeProto.Dimension) -> int | None:
     return axis.dim_value if axis.HasField("dim_value") and axis.dim_value >= 0 else None
 
 
-def _only_batch_size(path: Path, sizes: set[int | None], of_inputs: set[int | None]) -> int | None:
-    """Return the batch size of a file that takes no other. Raises StageError where its tensors have several.
+def _only_batch_size(
+    path: Path,
+    inputs: Sequence[ValueInfoProto],
+    outputs: Sequence[ValueInfoProto],
+    sizes: Mapping[str, int | None],
+) -> int | None:
+    """Return the batch size of a file that takes no other, of the `sizes` of its tensors, by name.
 
-    One of 1 goes with any number: samples are predicted one at a time.
+    Raises StageError where tensors have several, or the batch is on different axes. One of 1 goes with any number:
+    samples are predicted one at a time.
     """
-    shown = sorted(size for size in sizes if size is not None)
+    of_inputs = {sizes[value.name] for value in inputs}
+    if 1 not in of_inputs:
+        check_symbols(path, [*inputs, *outputs])
+    shown = sorted({size for size in sizes.values() if size is not None})
     is_mixed = None in of_inputs and not of_inputs <= {None, 1}
     if len(shown) > 1 or is_mixed:
         several = f"{' and '.join(map(str, shown))} samples{' and of any number' if is_mixed else ''}"

@@ -285,6 +285,12 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {},
         r"x has the shape \(\?, 3, 12, 12\); the data set needs images \(batch, 1, 12, 12\) float32",
     ),
+    "channels last": (
+        {"inputs": [value("x", "N", 12, None, 1)]},
+        {},
+        r"x has the shape \(\?, 12, \?, 1\); .* float32: export it with channels on the second axis \(tf2onnx: "
+        r"--inputs-as-nchw x\)",
+    ),
     "other axes": ({"inputs": [value("x", "N", 144)]}, {}, r"x has the shape \(\?, 144\); the data set needs"),
     "other classes": ({"outputs": [value("y", "N", 6)]}, {}, r"y has the shape \(\?, 6\); the data set needs logits"),
     "another type": (
