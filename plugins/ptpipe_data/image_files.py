@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from ptpipe import StageError
-from ptpipe_torch.data.images import FORMATS, open_image_file
+from ptpipe_torch.data.images import FORMATS, open_image_file, orientation
 
 SUFFIXES = frozenset(suffix for suffixes in FORMATS.values() for suffix in suffixes)
 _NOT_READ = frozenset((".avif", ".gif", ".heic", ".heif", ".jp2", ".jxl", ".svg", ".tga"))
@@ -75,11 +76,29 @@ def _check_name(folder: Path, path: str) -> None:
         raise StageError(f"{folder / path} is longer than {_MAX_PATH} characters: rename it")
 
 
-def refuse_damaged(root: Path, paths: Iterable[str]) -> None:
-    """Raise StageError, with the first of the files below `root`, where some are empty or have no image's header."""
-    damaged = [(path, reason) for path in paths if (reason := _damage(root / path))]
-    if not damaged:
-        return
+def check_headers(root: Path, paths: Iterable[str], notice: Callable[[str], None]) -> None:
+    """Read the headers of the files below `root`; give a notice of those that are turned by their EXIF orientation.
+
+    Raises StageError, with the first of them, where files are empty or have no image's header.
+    """
+    damaged, num_files, num_turned = [], 0, 0
+    for path in paths:
+        num_files += 1
+        try:
+            with open_image_file(root / path, _MAX_PIXELS) as image:
+                num_turned += orientation(image) != 1
+        except StageError as error:
+            damaged.append((path, _damage(root / path, error)))
+    if damaged:
+        _refuse(damaged)
+    if num_turned:
+        notice(
+            f"{num_turned:,} of {num_files:,} images in {root} have an EXIF orientation: they are turned upright; so "
+            "must be what the model gets in use"
+        )
+
+
+def _refuse(damaged: Sequence[tuple[str, str]]) -> NoReturn:
     (_, reason), *others = damaged
     if not others:
         raise StageError(f"{reason}; remove or replace it")
@@ -88,10 +107,6 @@ def refuse_damaged(root: Path, paths: Iterable[str]) -> None:
     raise StageError(f"{reason}. {len(damaged):,} files are no images: also {named}{more}; remove or replace them")
 
 
-def _damage(path: Path) -> str:
-    """Return why the file's header can't be read as an image's; nothing where it can."""
-    try:
-        with open_image_file(path, _MAX_PIXELS):
-            return ""
-    except StageError as error:
-        return f"{path} is empty" if path.is_file() and not path.stat().st_size else str(error)
+def _damage(path: Path, error: StageError) -> str:
+    """Return why the file's header can't be read as an image's."""
+    return f"{path} is empty" if path.is_file() and not path.stat().st_size else str(error)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ptpipe import JSON, Context, StageError
-from ptpipe_data.image_files import SUFFIXES, list_files, refuse_damaged, suffix_of, walk
+from ptpipe_data.image_files import SUFFIXES, check_headers, list_files, suffix_of, walk
 from ptpipe_data.paths import split_folders
 from ptpipe_torch.paths import change_stamp, find_path
 
@@ -58,7 +58,7 @@ def load_image_folder(config: ImageFolderConfig, ctx: Context) -> Data:
     folders = split_folders(root)
     list_images = _list_unlabeled if config.unlabeled else _list_images
     listed = {name: list_images(root, folder, ctx) for name, folder in folders.items()}
-    refuse_damaged(root, (path for files in listed.values() for _, path in files))
+    check_headers(root, (path for files in listed.values() for _, path in files), ctx.notice)
     classes = sorted({class_name for files in listed.values() for class_name, _ in files})
     if missing := sorted(set(classes) - {class_name for class_name, _ in listed["train"]}):
         raise StageError(f"{root / folders['train']} has no images of the class {missing[0]}")

@@ -17,14 +17,14 @@ from PIL import Image
 from ptpipe import Context, StageError
 from ptpipe_data.channel_stats import channel_stats
 from ptpipe_data.classes import balanced_weights
-from ptpipe_data.image_files import list_files, refuse_damaged
+from ptpipe_data.image_files import check_headers, list_files
 from ptpipe_data.image_folder import IMAGENET, find_root
 from ptpipe_data.masks import count_classes
 from ptpipe_data.paths import split_folders
 from ptpipe_data.scratch_arrays import MakeArray, scratch_arrays
 from ptpipe_data.splitting import draw_missing_splits
 from ptpipe_torch import ArrayColumn, Data, DatasetInfo, ImageInfo, Resizing, Segmentation, Split
-from ptpipe_torch.data.images import in_8_bits, open_image_file
+from ptpipe_torch.data.images import in_8_bits, open_image_file, upright
 
 if TYPE_CHECKING:
     from ptpipe_data.config import SegmentationFolderConfig
@@ -39,7 +39,7 @@ def load_segmentation_folder(config: SegmentationFolderConfig, ctx: Context) -> 
     """Return the data set in `config.path`. Raises StageError, with the path, for files that don't fit together."""
     root = find_root(config.path)
     pairs = {name: _pairs(root / folder, ctx) for name, folder in split_folders(root).items()}
-    refuse_damaged(root, (str(path) for of in pairs.values() for pair in of for path in pair))
+    check_headers(root, (str(path) for of in pairs.values() for pair in of for path in pair), ctx.notice)
     shape_HW = config.image_size or _size_of(pairs["train"][0][0], config)
     with scratch_arrays(ctx.scratch) as make_array:
         reader = _Reader(config, ctx, root, shape_HW, make_array, sum(map(len, pairs.values())))
@@ -93,10 +93,9 @@ def _size_of(path: Path, config: SegmentationFolderConfig) -> tuple[int, int]:
 
 
 def _decoded(path: Path, config: SegmentationFolderConfig) -> Image.Image:
-    """Return a decoded image. Raises StageError, with the path, where that is impossible."""
+    """Return a decoded image, upright. Raises StageError, with the path, where that is impossible."""
     with open_image_file(path, config.max_pixels) as image:
-        image.load()
-    return image
+        return upright(image)
 
 
 @dataclass

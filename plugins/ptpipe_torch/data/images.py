@@ -39,6 +39,11 @@ and starts a program for some of them: Ghostscript for EPS."""
 MAX_PIXELS = 50_000_000
 """Default limit of an image's size: decoding takes up to 16 bytes per pixel, and a file of a few kilobytes can have any
 number of them."""
+_ORIENTATION_TAG = 0x0112
+_UPRIGHT = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}
+"""Pillow's numbers of the transpositions (`Image.Transpose`) that undo an EXIF orientation."""
+_FIRST_ON_SIDE = 5
+"""From this orientation on, height and width change places."""
 
 
 @dataclass(frozen=True)
@@ -76,9 +81,34 @@ class ImageDecoder:
         if self.resize is not None and (scale := self.resize / min(image.size)) > 1:
             check_size(image, name, self.max_pixels, scale)
         # JPEG decodes faster at 1/2, 1/4 or 1/8 scale; twice the target size loses nothing visible.
-        image.draft(None, (2 * width, 2 * height))
-        fitted = Resizing(shorter_side=self.resize).fit(in_8_bits(image, name, self.channels), self.height_and_width)
+        is_on_side = orientation(image) >= _FIRST_ON_SIDE
+        image.draft(None, (2 * height, 2 * width) if is_on_side else (2 * width, 2 * height))
+        pixels = in_8_bits(upright(image), name, self.channels)
+        fitted = Resizing(shorter_side=self.resize).fit(pixels, self.height_and_width)
         return np.asarray(fitted).reshape(*self.height_and_width, self.channels)
+
+
+def orientation(image: PILImage) -> int:
+    """Return the EXIF orientation, 1 to 8, of an opened image; 1 where it has none, or metadata that is damaged.
+
+    That of a TIFF file is 1: Pillow itself turns it. That of a PNG file may come behind its pixels, once it is loaded.
+    """
+    if "exif" not in image.info:
+        return 1
+    try:
+        value = image.getexif().get(_ORIENTATION_TAG)
+    except Exception:  # noqa: BLE001  # Pillow's parsers raise exceptions of any type
+        return 1
+    return value if value in _UPRIGHT else 1
+
+
+def upright(image: PILImage) -> PILImage:
+    """Decode an opened image; return it as it is meant to be seen, by its EXIF orientation."""
+    from PIL import Image
+
+    image.load()
+    number = orientation(image)
+    return image if number == 1 else image.transpose(Image.Transpose(_UPRIGHT[number]))
 
 
 def in_8_bits(image: PILImage, name: str, channels: int) -> PILImage:

@@ -63,3 +63,15 @@ def test_damaged_files_are_found_in_every_split(
     (tmp_path / "both" / split / "cat" / "bad.png").touch()
     with pytest.raises(StageError, match=rf"^{tmp_path}/both/{split}/cat/bad.png is empty; remove"):
         load_image_folder(config(tmp_path / "both", unlabeled=unlabeled), ctx)
+
+
+def test_images_that_are_turned_upright_are_counted(folder: Path, ctx: Context, events) -> None:
+    tags = Image.Exif()
+    tags[0x0112] = 3
+    for number in range(3):
+        Image.new("RGB", (20, 20)).save(folder / "cat" / f"{number}.jpg", exif=tags)
+    tags[0x0112] = 1
+    Image.new("RGB", (20, 20)).save(folder / "cat" / "upright.jpg", exif=tags)
+    load_image_folder(config(folder), ctx)
+    (notice,) = events.notices
+    assert notice.startswith(f"3 of 20 images in {folder} have an EXIF orientation: they are turned upright")

@@ -74,6 +74,20 @@ def test_test_and_val_are_drawn_where_there_are_none(load, tmp_path: Path) -> No
     }  # fmt: skip
 
 
+def test_images_and_masks_are_turned_upright(load, tmp_path: Path) -> None:
+    tags = Image.Exif()
+    tags[0x0112] = 6
+    for number in range(20):
+        write_pair(tmp_path / "flat", f"{number:02}", number, (SIDE, 2 * SIDE))
+        for kind in ("images", "masks") if number % 2 else ("images",):
+            path = tmp_path / "flat" / kind / f"{number:02}.png"
+            with Image.open(path) as upright:
+                upright.transpose(Image.Transpose.ROTATE_90).save(path, exif=tags)
+    train = load(path=str(tmp_path / "flat")).splits["train"]
+    images, masks = train.inputs["images"].values(), train.targets["masks"].values()
+    assert images.shape[1:] == (SIDE, 2 * SIDE, 3) and np.array_equal(images[..., 0], masks % 5 * 80)
+
+
 def test_masks_are_those_of_the_same_subfolder(load, folder: Path, tmp_path: Path) -> None:
     for clip in ("a", "b"):
         for kind in ("images", "masks"):
