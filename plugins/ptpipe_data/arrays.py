@@ -45,6 +45,8 @@ _DTYPES = {"float16": "float32", "float64": "float32"}
 """What is stored as something else than it is."""
 _MAX_UNNAMED = 100_000
 """Classes without names that a few samples may have: those of a network that was trained with more."""
+_CHANNELS = (1, 3)
+"""Of images."""
 _INPUT_DTYPES = ("float32", "int64", "int32", "uint8", "bool")
 
 
@@ -106,6 +108,7 @@ class Source:
         """Return all samples, with ids `PREFIX/ROW`."""
         config, target = columns.config, columns.target
         arrays = {name: self._array(name) for name in (*columns.inputs, *filter(None, [target]))}
+        arrays |= {name: _with_channels_last(arrays[name]) for name in config.images}
         for name in columns.inputs:
             _check_input(self, name, arrays[name], is_image=name in config.images)
         num_rows = {name: len(array) for name, array in arrays.items()}
@@ -151,10 +154,21 @@ def _opened(path: Path) -> dict[str, npt.NDArray[Any]]:
         return {name: archive[name] for name in archive.files}
 
 
+def _with_channels_last(pixels: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return bytes as (N, H, W, C) that are (N, H, W) or (N, C, H, W), and anything else as it is."""
+    if pixels.dtype != np.uint8:
+        return pixels
+    if pixels.ndim == 3:
+        return pixels[..., np.newaxis]
+    if pixels.ndim == 4 and pixels.shape[3] not in _CHANNELS and pixels.shape[1] in _CHANNELS:
+        return np.ascontiguousarray(pixels.transpose(0, 2, 3, 1))
+    return pixels
+
+
 def _check_input(source: Source, name: str, array: npt.NDArray[Any], *, is_image: bool) -> None:
     found = f"{source.name}: {name} holds {array.dtype} of shape {array.shape}"
-    if is_image and (array.dtype != np.uint8 or array.ndim != 4 or array.shape[3] not in (1, 3)):
-        raise StageError(f"{found}, not pixels: uint8 (N, height, width, 1 or 3)")
+    if is_image and (array.dtype != np.uint8 or array.ndim != 4 or array.shape[3] not in _CHANNELS):
+        raise StageError(f"{found}, not pixels: uint8 (N, height, width), with 1 or 3 channels as last or second axis")
     if str(array.dtype) not in _INPUT_DTYPES:
         raise StageError(f"{found}; inputs are {', '.join(_INPUT_DTYPES)}")
 
@@ -164,16 +178,16 @@ def _target(source: Source, config: ArraysConfig | PythonDataConfig, array: npt.
     found = f"{source.name}: {config.target} holds {array.dtype} of shape {array.shape}"
     match config.task:
         case "classification":
-            if array.shape not in ((len(array),), (len(array), 1)) or array.dtype.kind not in "iu":
-                raise StageError(f"{found}; a classification's target are integers (N,)")
+            if array.shape not in ((len(array),), (len(array), 1)) or array.dtype.kind not in "biu":
+                raise StageError(f"{found}; a classification's target are integers or truth values (N,)")
             return array.reshape(len(array)).astype(np.int64)
         case "multi_label":
             if array.ndim != 2:
                 raise StageError(f"{found}; a multi-label task's target is 0 or 1, (N, labels)")
             return array.astype(np.float32)
         case "segmentation":
-            if array.ndim != 3 or array.dtype.kind not in "iu":
-                raise StageError(f"{found}; a segmentation's target are integers (N, height, width)")
+            if array.ndim != 3 or array.dtype.kind not in "biu":
+                raise StageError(f"{found}; a segmentation's target are integers or truth values (N, height, width)")
             _check_pixels(source, config, array)
             return array.astype(np.uint8, copy=False)
         case "regression":

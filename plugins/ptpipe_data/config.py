@@ -224,13 +224,16 @@ class ArraysConfig(PathsConfig, ArrayTaskConfig):
         min_length=1, max_length=100, description="the arrays that a network takes, in the order of its arguments"
     )
     images: tuple[str, ...] = Field(
-        (), description="inputs that are pixels, uint8 (N, height, width, channels): they are normalized by train"
+        (),
+        description="inputs that are pixels, uint8 (N, height, width) or with 1 or 3 channels as last or second axis: "
+        "they are normalized by train",
     )
     target: str | None = Field(None, description="the array to predict; of the task unlabeled, none")
     task: ArrayTask = Field(
-        description="classification: integers (N,), numbers of classes; multi_label: 0 or 1, (N, labels); regression: "
-        "numbers, (N,), (N, targets) or, for maps, images and signals, (N, targets, ...) as the network returns them; "
-        "segmentation: integers (N, height, width), numbers of classes; unlabeled: no target, networks return anything"
+        description="classification: integers or truth values (N,), numbers of classes; multi_label: 0 or 1, "
+        "(N, labels); regression: numbers, (N,), (N, targets) or, for maps, images and signals, (N, targets, ...) as "
+        "the network returns them; segmentation: integers (N, height, width), numbers of classes; unlabeled: no "
+        "target, networks return anything"
     )
 
     @model_validator(mode="after")

@@ -52,7 +52,7 @@ def load_data(config: PythonDataConfig, ctx: Context) -> Data:
             hint = f"did you mean {close!r}?" if close else f"there are {', '.join(arrays['train'])}"
             raise StageError(f"{option}: {readers['train'].where} has no {name!r} ({hint})")
     inputs = config.inputs or tuple(name for name in arrays["train"] if name != target)
-    sources = {name: Source(readers[name].where, _with_images(of, config.images), name) for name, of in arrays.items()}
+    sources = {name: Source(readers[name].where, of, name) for name, of in arrays.items()}
     data = data_of(sources, Columns(config, inputs, target), ctx, file.stem)
     return data if config.loss_function is None and config.metric_function is None else _with_functions(data, config)
 
@@ -239,15 +239,3 @@ def _is_equal(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> bool:
 
 def _stored(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return np.dtype(np.float32) if dtype.kind == "f" else dtype
-
-
-def _with_images(arrays: Arrays, images: Sequence[str]) -> Arrays:
-    """Return the arrays with images as (N, height, width, channels), whatever layout of these they have."""
-    changed = {}
-    for name in images:
-        array = arrays.get(name)
-        if array is not None and array.ndim == 3:
-            changed[name] = array[..., np.newaxis]
-        elif array is not None and array.ndim == 4 and array.shape[3] not in (1, 3) and array.shape[1] in (1, 3):
-            changed[name] = np.ascontiguousarray(array.transpose(0, 2, 3, 1))
-    return arrays | changed

@@ -139,6 +139,28 @@ def test_regression_of_maps(tmp_path: Path, load: Load, monkeypatch: pytest.Monk
         load(path, data_range=1)
 
 
+@pytest.mark.parametrize("channels", [None, 1, 3])
+def test_every_usual_layout_of_images(tmp_path: Path, load: Load, channels: int | None) -> None:
+    pixels_NHWC = np.random.default_rng(0).integers(0, 256, (NUM, 6, 8, channels or 1), dtype=np.uint8)
+    stored = pixels_NHWC[..., 0] if channels is None else np.moveaxis(pixels_NHWC, 3, 1)
+    content = arrays() | {"photos": stored, "kind": np.arange(NUM) % 2 == 1}
+    data = load(write(tmp_path / "all.npz", content), inputs=["photos"], test_size=0, val_size=0)
+    assert data.info.task.class_names == ("0", "1"), "truth values are classes"
+    assert data.info.signature.inputs[0].shape == ("batch", channels or 1, 6, 8)
+    (batch,) = data.batches("train", batch_size=NUM, input_form="nhwc")
+    assert np.array_equal(batch.input_arrays()["photos"], pixels_NHWC)
+    assert np.array_equal(batch.targets["labels"], content["kind"])
+
+
+def test_truth_values_as_masks(tmp_path: Path, load: Load) -> None:
+    masks_NHW = arrays()["photos"][..., 0] > 100
+    path = write(tmp_path / "all.npz", arrays() | {"kind": masks_NHW})
+    data = load(path, inputs=["photos"], task="segmentation", test_size=0, val_size=0)
+    assert data.info.task.class_names == ("0", "1")
+    (masks,) = data.splits["train"].targets.values()
+    assert np.array_equal(masks.values(), masks_NHW)
+
+
 def test_unlabeled(tmp_path: Path, load: Load) -> None:
     path = write(tmp_path / "all.npz", arrays())
     data = load(path, task="unlabeled", target=None)
