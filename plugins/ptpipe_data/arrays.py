@@ -5,7 +5,7 @@ Shape legend: N samples, H height, W width, C channels, T targets.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from ptpipe_data.array_paths import array_files, find_arrays
 from ptpipe_data.channel_stats import channel_stats
 from ptpipe_data.classes import classification, refuse_single_class, report_absent
 from ptpipe_data.config import ClassesConfig
+from ptpipe_data.duplicates import report_shared
 from ptpipe_data.masks import count_classes
 from ptpipe_data.paths import id_prefixes
 from ptpipe_data.splitting import draw_missing_splits
@@ -25,6 +26,7 @@ from ptpipe_data.tasks import regression
 from ptpipe_torch import (
     ArrayColumn,
     ArrayInfo,
+    Column,
     ColumnInfo,
     Data,
     DatasetInfo,
@@ -47,6 +49,7 @@ _MAX_UNNAMED = 100_000
 """Classes without names that a few samples may have: those of a network that was trained with more."""
 _CHANNELS = (1, 3)
 """Of images."""
+_SEEN_ROWS = 1000
 _INPUT_DTYPES = ("float32", "int64", "int32", "uint8", "bool")
 
 
@@ -84,7 +87,13 @@ def data_of(sources: Mapping[str, Source], columns: Columns, ctx: Context, name:
         split: Split(of.ids, of.inputs, dict(zip(task.targets, of.targets.values(), strict=True)))
         for split, of in splits.items()
     }
+    report_shared(splits, ctx, may_repeat=not config.images and not _have_fractions(splits["train"].inputs.values()))
     return Data(DatasetInfo(name, _infos(columns, splits["train"]), task), splits, config.loader_options())
+
+
+def _have_fractions(columns: Iterable[Column]) -> bool:
+    first = (column.take(np.arange(min(len(column), _SEEN_ROWS))) for column in columns)
+    return any(rows.dtype.kind == "f" and (rows % 1 > 0).any() for rows in first)
 
 
 @dataclass(frozen=True)

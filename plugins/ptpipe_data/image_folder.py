@@ -49,6 +49,7 @@ def fingerprint(path: str) -> JSON:
 def load_image_folder(config: ImageFolderConfig, ctx: Context) -> Data:
     """Return the data set in `config.path`. Raises StageError if the folder isn't laid out as one."""
     from ptpipe_data.classes import classification
+    from ptpipe_data.duplicates import report_shared_files
     from ptpipe_data.labelled_images import image_info, images_of, labels_of
     from ptpipe_data.scratch_arrays import scratch_arrays
     from ptpipe_data.splitting import draw_missing_splits
@@ -79,6 +80,7 @@ def load_image_folder(config: ImageFolderConfig, ctx: Context) -> Data:
         splits = {name: Split(of.ids, of.inputs, {}) for name, of in splits.items()}
     else:
         _refuse_untrained(splits, config, classes)
+        report_shared_files(root, splits, ctx)
         task = classification(classes, config.classes, labels_of(splits["train"]))
     info = image_info(root.name, task, images, *normalization(images, config), resizing=config.resizing)
     return Data(info, splits, config.loader_options())

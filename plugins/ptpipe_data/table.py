@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ptpipe import StageError
+from ptpipe_data.duplicates import report_shared
 from ptpipe_data.splitting import draw_missing_splits
 from ptpipe_data.table_columns import CategoriesInfo, NumbersInfo
 from ptpipe_data.table_file import TableFile, is_text, read_files
@@ -60,6 +61,7 @@ def load_table(config: TableConfig, ctx: Context) -> Data:
     unknown = _unknown_categories(splits[judged], categorical, file, rows_N)
     for problem in (*_row_numbers(files["train"], numeric), *(f"{of} of {judged}" for of in unknown)):
         ctx.notice(f"{files['train'].path}: {problem}: leave it out with `exclude`")
+    report_shared(splits, ctx, may_repeat=not any(_has_fractions(files["train"], name) for name in numeric))
     return Data(info, splits, config.loader_options())
 
 
@@ -104,6 +106,10 @@ def _categories(reader: TableReader, names: Sequence[str], *, fills: bool) -> tu
         columns.append({split: [numbers.get(value, 0) for value in of] for split, of in texts.items()})
     values = {split: np.array([of[split] for of in columns], dtype=np.int64).T.copy() for split in reader.files}
     return CategoriesInfo(names=tuple(names), categories=tuple(known)), values
+
+
+def _has_fractions(file: TableFile, name: str) -> bool:
+    return bool((file.numbers(name, allow_missing=True) % 1 > 0).any())
 
 
 def _unused_index(config: TableConfig, file: TableFile) -> Iterator[str]:
