@@ -201,6 +201,7 @@ def predict_split(config: PredictConfig, ctx: Context, model: Deployable, data: 
     figures = evaluation.figures(name)
     ctx.metric(**{metric.name: figures[metric.name] for metric in data.info.task.metrics})
     origin: dict[str, JSON] = {"data": data.info.name, "split": config.split, "format": model.format}
+    origin["probabilities"] = dict(data.info.task.probability_functions)
     return Predictions(split.samples.ids, evaluation.kept, origin | {"num_samples": len(split.samples)} | figures)
 
 

@@ -9,6 +9,7 @@ import csv
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -21,6 +22,11 @@ if TYPE_CHECKING:
 _ARRAYS, _METRICS, _TABLE = "predictions.safetensors", "predictions.json", "predictions.csv"
 _COLUMNS = {"labels": "label", "targets": "target", "prediction": "prediction", "score": "score"}
 """Of the table, by the name of the array."""
+_MAX_PROBABILITIES = 100
+"""Classes that the table has a column for each of."""
+_LOWEST_SCORE = -700.0
+"""The exponential of more than 709 is infinite."""
+_PART_ROWS = 1024
 _MAX_ID_BYTES = 4 << 30
 """Of all ids as an array, where each takes as much as the longest: one long id among many short ones is a bomb."""
 
@@ -37,7 +43,8 @@ class Predictions(Artifact):
     metrics: Mapping[str, JSON] = field(default_factory=dict)
     """`num_samples`, the task's figures (of a classification `accuracy`, `top5_accuracy` with more than five classes,
     `loss`; `class_names`; `per_class`, a list of {name, precision, recall, support}; `confusion`, rows are labels,
-    columns predictions), and the origin: `data`, `split`, `format`."""
+    columns predictions), the origin: `data`, `split`, `format`; `probabilities`: `softmax` or `sigmoid` of which
+    arrays, by name."""
 
     def save(self, folder: Path) -> None:
         """Write the arrays as safetensors, ids and metrics as JSON, and as CSV what other programs read of them."""
@@ -50,11 +57,24 @@ class Predictions(Artifact):
         content = {"ids": self.ids.tolist(), "metrics": dict(self.metrics)}
         (folder / _METRICS).write_text(json.dumps(content, separators=(",", ":"), allow_nan=False), encoding="utf-8")
         if (columns := self._columns()) is not None:
-            # An id that is no UTF-8 is shown with escapes.
-            with (folder / _TABLE).open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
-                writer = csv.writer(file, lineterminator="\n")
-                writer.writerow(["id", *columns])
-                writer.writerows(zip(self.ids.tolist(), *columns.values(), strict=True))
+            self._write_table(columns, folder / _TABLE)
+
+    def _write_table(self, columns: Mapping[str, list[Any]], path: Path) -> None:
+        scores = self._scores
+        names = [] if scores is None else [f"probability_{name}" for name in self._names]
+        if len(names) == 1:
+            names = ["probability"]
+        # An id that is no UTF-8 is shown with escapes.
+        with path.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerow(["id", *columns, *names])
+            writer = csv.writer(file, lineterminator="")
+            for start in range(0, len(self.ids), _PART_ROWS):
+                rows = slice(start, start + _PART_ROWS)
+                cells = zip(self.ids[rows].tolist(), *(of[rows] for of in columns.values()), strict=True)
+                ends = repeat("\n") if scores is None else self._probabilities(scores, rows)
+                for row, end in zip(cells, ends, strict=False):
+                    writer.writerow(row)
+                    file.write(end)
 
     def _columns(self) -> dict[str, list[Any]] | None:
         """Return what is known and predicted of each sample; None where that is more than a few named numbers."""
@@ -77,6 +97,37 @@ class Predictions(Artifact):
         """The names of the labels or targets that each sample has."""
         rows = self.metrics.get("per_label", self.metrics.get("per_target"))
         return [str(row["name"]) for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+
+    @property
+    def _scores(self) -> tuple[str, str] | None:
+        """The array that the probabilities of the table are made of, and the function; None where it has none."""
+        functions = self.metrics.get("probabilities")
+        for name, function in functions.items() if isinstance(functions, dict) else ():
+            array = self.arrays.get(name)
+            is_listed = array is not None and array.shape[1:] == (len(self._names),)
+            if is_listed and len(self._names) <= _MAX_PROBABILITIES:
+                return name, str(function)
+        return None
+
+    def _probabilities(self, scores: tuple[str, str], rows: slice) -> Iterable[str]:
+        """Return the ends of the rows' lines. `scores`: an array and what makes probabilities of it."""
+        import numpy as np
+
+        name, function = scores
+        values_BK = self.arrays[name][rows].astype(np.float64)
+        if function == "softmax":
+            exponentials_BK = np.exp(values_BK - values_BK.max(axis=1, keepdims=True))
+            probabilities_BK = exponentials_BK / exponentials_BK.sum(axis=1, keepdims=True)
+        else:
+            probabilities_BK = 1 / (1 + np.exp(-np.maximum(values_BK, _LOWEST_SCORE)))
+        form = ",%.7g" * values_BK.shape[1] + "\n"  # a cell at a time takes twice as long
+        return (form % tuple(row) for row in probabilities_BK.tolist())
+
+    @property
+    def _names(self) -> list[str]:
+        """The names of the classes, labels or targets."""
+        names = self.metrics.get("class_names")
+        return list(map(str, names)) if isinstance(names, list) else self._parts
 
     def _cells(self, array_N: npt.NDArray[Any]) -> list[Any]:
         """Return a column's values: names of classes, and the shortest decimals that give a float back."""

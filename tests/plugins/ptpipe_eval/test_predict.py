@@ -58,6 +58,7 @@ def test_metrics_say_what_they_are_of(digits, numpy_model, context) -> None:
     metrics = eval_predict(PredictConfig(split="val"), context(model=("m",)), numpy_model, digits).metrics
     assert (metrics["data"], metrics["split"], metrics["num_samples"]) == ("digits", "val", 200)
     assert metrics["class_names"][:2] == ["zero", "one"]
+    assert metrics["probabilities"] == {"logits": "softmax"}
     arrays = eval_predict(PredictConfig(split="val"), context(), numpy_model, digits).arrays
     logits_NK, labels_N = torch.from_numpy(arrays["logits"]), torch.from_numpy(labels_of(digits.splits["val"]))
     assert metrics["loss"] == pytest.approx(torch.nn.functional.cross_entropy(logits_NK, labels_N).item(), rel=1e-5)

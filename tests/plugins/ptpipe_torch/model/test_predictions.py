@@ -122,14 +122,14 @@ def table_of(kept: Predictions, folder: Path) -> list[list[str]] | None:
 
 def test_classes_are_delivered_by_name(tmp_path: Path) -> None:
     task = Classification(class_names=("ham", 'sp,"am'))
-    outputs = {"logits": torch.tensor([[2.0, 1.0], [0.0, 1.0], [5.0, 1.0]])}
+    outputs = {"logits": torch.tensor([[2.0, 1.0], [0.0, 1.0], [500.0, -500.0]])}
     targets = {"labels": torch.tensor([0, 1, 1])}
     ids = ["a,\n1", "größe", "\udcff"]
     assert table_of(answered(task, outputs, targets, ids), tmp_path / "p") == [
-        ["id", "label", "prediction", "score"],
-        ["a,\n1", "ham", "ham", "1.0"],
-        ["größe", 'sp,"am', 'sp,"am', "1.0"],
-        ["\\udcff", 'sp,"am', "ham", "0.0"],
+        ["id", "label", "prediction", "score", "probability_ham", 'probability_sp,"am'],
+        ["a,\n1", "ham", "ham", "1.0", "0.7310586", "0.2689414"],
+        ["größe", 'sp,"am', 'sp,"am', "1.0", "0.2689414", "0.7310586"],
+        ["\\udcff", 'sp,"am', "ham", "0.0", "1", "0"],
     ]
 
 
@@ -154,10 +154,40 @@ def test_labels_are_delivered_by_name(tmp_path: Path) -> None:
     labels = torch.tensor([[1, 0], [1, 1]])
     rows = table_of(answered(task, {"logits": labels - 0.5}, {"labels": labels.float()}), tmp_path / "p")
     assert rows == [
-        ["id", "label_cat", "label_dog", "prediction_cat", "prediction_dog", "score"],
-        ["0", "1", "0", "1", "0", "1.0"],
-        ["1", "1", "1", "1", "1", "1.0"],
+        [
+            "id",
+            "label_cat",
+            "label_dog",
+            "prediction_cat",
+            "prediction_dog",
+            "score",
+            "probability_cat",
+            "probability_dog",
+        ],
+        ["0", "1", "0", "1", "0", "1.0", "0.6224593", "0.3775407"],
+        ["1", "1", "1", "1", "1", "1.0", "0.6224593", "0.6224593"],
     ]
+    one = MultiLabel(label_names=("cat",))
+    outputs, labels = {"logits": torch.tensor([[0.0], [-800.0]])}, {"labels": torch.ones(2, 1)}
+    rows = table_of(answered(one, outputs, labels), tmp_path / "one" / "p")
+    assert rows == [
+        ["id", "label", "prediction", "score", "probability"],
+        ["0", "1", "0", "0.0", "0.5"],
+        ["1", "1", "0", "0.0", "9.859677e-305"],
+    ]
+
+
+@pytest.mark.parametrize("num_classes", [3, 100, 101])
+def test_probabilities_of_at_most_a_hundred_classes(tmp_path: Path, num_classes: int) -> None:
+    logits_BK = torch.randn(1500, num_classes, generator=torch.Generator().manual_seed(0)) * 5
+    labels_B = torch.arange(1500) % num_classes
+    task = Classification(class_names=tuple(f"c{number}" for number in range(num_classes)))
+    rows = table_of(answered(task, {"logits": logits_BK}, {"labels": labels_B}), tmp_path / "p")
+    assert rows is not None and rows[0][:4] == ["id", "label", "prediction", "score"]
+    assert rows[0][4:] == ([f"probability_{name}" for name in task.class_names] if num_classes <= 100 else [])
+    if num_classes <= 100:
+        written_BK = torch.tensor([[float(cell) for cell in row[4:]] for row in rows[1:]], dtype=torch.float64)
+        torch.testing.assert_close(written_BK, logits_BK.double().softmax(1), rtol=1e-6, atol=0)
 
 
 def test_what_is_more_than_a_few_numbers_is_not_delivered(tmp_path: Path) -> None:
@@ -178,4 +208,5 @@ def answered(
     arrays = {name: of.numpy() for name, of in task.samples(outputs, targets).items()}
     sums = {name: of.numpy() for name, of in task.sums(outputs, targets).items()}
     named = np.array(ids or [str(number) for number in range(num)])
-    return Predictions(named, arrays, task.figures(sums, num))
+    origin = {"probabilities": dict(task.probability_functions)}
+    return Predictions(named, arrays, task.figures(sums, num) | origin)
