@@ -217,6 +217,8 @@ def read_table(path: str, config: TableFileConfig, schema: pa.Schema | None = No
         raise StageError(f"column_names names the columns of .csv and .tsv files; {file} has names of its own")
     notice = None
     try:
+        if file.suffix.lower() != ".parquet":
+            paths.refuse_utf16(file)
         match file.suffix.lower():
             case ".parquet":
                 content = parquet.read_table(file)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,14 @@ def find_file(path: str) -> Path:
     if file.suffix.lower() not in (*DELIMITERS, *JSON_SUFFIXES, ".parquet"):
         raise StageError(f"{file}: tables are .csv, .tsv, .jsonl, .json or .parquet files")
     return file
+
+
+def refuse_utf16(file: Path) -> None:
+    """Raise StageError for a text file with two bytes a character, as some programs for Windows write."""
+    with file.open("rb") as stream:
+        head = stream.read(2)
+    if head in (BOM_UTF16_LE, BOM_UTF16_BE) or 0 in head:
+        raise StageError(f"{file} can't be read: it is UTF-16 text; save it as UTF-8")
 
 
 def fingerprint(config: TableConfig) -> JSON:

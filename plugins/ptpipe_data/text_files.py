@@ -10,6 +10,7 @@ import pyarrow as pa
 from ptpipe import StageError
 from ptpipe_data.paths import split_folders
 from ptpipe_data.table_file import TableFile, read_table
+from ptpipe_data.table_paths import refuse_utf16
 from ptpipe_data.text_paths import LINES, class_folders, find_source, text_files
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ def _read_folder(folder: Path, config: TextConfig) -> TableFile:
 
 def _text_of(file: Path) -> str:
     try:
+        refuse_utf16(file)
         return file.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise StageError(f"{file} can't be read: it is not UTF-8 text, at byte {error.start}") from error

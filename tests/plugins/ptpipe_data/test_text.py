@@ -839,6 +839,7 @@ BAD: dict[str, tuple[str, str | bytes, dict[str, Any], str]] = {
     "not UTF-8, JSON": ("t.jsonl", b'{"text": "\xff", "y": "a"}\n', {}, " can't be read: .*UTF"),
     "not UTF-8, CSV": ("t.csv", b"text,y\n\xff,a\n", {}, " can't be read: .*(?i:utf)"),
     "not UTF-8, lines": ("t.txt", b"a\n\xff", LANGUAGE | {"targets": []}, " can't be read: it is not UTF-8 text, at b"),
+    "UTF-16, lines": ("t.txt", b"a\0\n\0", LANGUAGE | {"targets": []}, " can't be read: it is UTF-16 text; save it as"),
     "no rows, CSV": ("t.csv", "text,y\n", {}, " has no rows$"),
     "no rows, JSON": ("t.jsonl", "\n\n", {}, " has no rows$"),
     "nothing, CSV": ("t.csv", "", {}, " can't be read: Empty CSV file"),
