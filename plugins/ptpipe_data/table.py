@@ -17,7 +17,7 @@ from ptpipe_data.duplicates import report_shared
 from ptpipe_data.splitting import draw_missing_splits
 from ptpipe_data.table_columns import CategoriesInfo, NumbersInfo
 from ptpipe_data.table_file import TableFile, is_text, read_files
-from ptpipe_data.table_targets import TableReader, Values, row_splits, rows_of, source_of
+from ptpipe_data.table_targets import TableReader, Values, row_groups, row_splits, rows_of, source_of
 from ptpipe_data.tasks import mean_and_std
 from ptpipe_torch import ArrayColumn, ColumnInfo, Data, DatasetInfo, Split
 
@@ -41,7 +41,9 @@ def load_table(config: TableConfig, ctx: Context) -> Data:
     numeric, categorical = choose_features(config, files["train"])
     for notice in (*(text for file in files.values() for text in file.notices), *_unused_index(config, files["train"])):
         ctx.notice(notice)
-    drawn = draw_missing_splits(row_splits(files, config.paths), config, ctx.seed, test_fraction=_TEST_FRACTION)
+    groups = row_groups(files, config.group)
+    rows = row_splits(files, config.paths)
+    drawn = draw_missing_splits(rows, config, ctx.seed, test_fraction=_TEST_FRACTION, groups=groups)
     reader = TableReader(files, rows_of(drawn["train"]))
     columns, fills = {}, config.missing == "mean"
     if numeric:
@@ -68,7 +70,7 @@ def load_table(config: TableConfig, ctx: Context) -> Data:
 def choose_features(config: TableConfig, file: TableFile) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the numeric and the categorical input columns: text and booleans are categories."""
     index = {*file.index_columns} - {*config.categorical}
-    others = {*config.targets, *config.exclude, *index}
+    others = {*config.targets, *config.exclude, *index, config.group}
     names = config.features or tuple(name for name in file.content.column_names if name not in others)
     for name in (*names, *config.targets, *config.categorical, *config.exclude):
         file.check_column(name)
@@ -115,7 +117,7 @@ def _has_fractions(file: TableFile, name: str) -> bool:
 def _unused_index(config: TableConfig, file: TableFile) -> Iterator[str]:
     """Yield what to say about each column that is the index of a pandas table, and no input for that reason alone."""
     for name in file.index_columns:
-        if not config.features and name not in (*config.targets, *config.exclude, *config.categorical):
+        if not config.features and name not in (*config.targets, *config.exclude, *config.categorical, config.group):
             yield (
                 f"{file.path}: column {name!r} is the index of a pandas table, and no input: for one, name it in "
                 "`categorical`, or all inputs in `features`"

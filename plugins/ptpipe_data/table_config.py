@@ -23,12 +23,25 @@ class TableFileConfig(PathsConfig):
         description="in .csv and .tsv files, quotation marks enclose values; false: they are part of them",
     )
 
+    group: str | None = Field(
+        None,
+        description="a column that is no input, such as the number of a patient: rows of the same value stay in one "
+        "split. Splits are drawn in whole groups, of as nearly so many rows",
+    )
     targets: tuple[str, ...]
 
     @property
     def name_columns(self) -> frozenset[str]:
         """The columns whose values are names, also where they look like numbers."""
-        return frozenset(self.targets if self.task == "classification" else ())
+        return frozenset((*(self.targets if self.task == "classification" else ()), *filter(None, [self.group])))
+
+    @model_validator(mode="after")
+    def _draws_groups(self) -> Self:
+        if self.group is not None and self.group in self.targets:
+            raise ValueError(f"group: {self.group!r} is among the targets")
+        if self.group is not None and self.val_path and self.test_path:
+            raise ValueError("group is for splits that are drawn: val_path and test_path name all of them")
+        return self
 
     @model_validator(mode="after")
     def _names_differ(self) -> Self:
@@ -72,6 +85,8 @@ class TableConfig(TableFileConfig):
             raise ValueError("a classification has one target")
         if self.features and self.exclude:
             raise ValueError("features names all inputs: leave out exclude")
+        if self.group is not None and self.group in (*(self.features or ()), *self.categorical):
+            raise ValueError(f"group: {self.group!r} is no input: leave it out of features and categorical")
         names = (*self.targets, *(self.features or self.exclude))
         for name in names:
             if names.count(name) > 1:
@@ -124,6 +139,8 @@ class TextConfig(TableFileConfig):
             raise ValueError(f"the task {self.task} has {num_targets or 'no'} target{'s'[: not num_targets]}")
         if self.task not in ("language_modeling", "classification") and not self.targets:
             raise ValueError(f"the task {self.task} needs targets: the columns to predict")
+        if self.text == self.group:
+            raise ValueError(f"group: {self.group!r} is the column of texts")
         if self.text in self.targets:
             raise ValueError(f"{self.text!r} is the column of texts, and among the targets")
         for option in ("vocabulary_size", "lowercase"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -17,6 +18,7 @@ from ptpipe import StageError
 from ptpipe_data.classes import classification
 from ptpipe_data.config import ClassesConfig, TaskConfig
 from ptpipe_data.paths import id_prefixes
+from ptpipe_data.splitting import Groups
 from ptpipe_data.table_file import TableFile, is_text
 from ptpipe_data.tasks import regression
 from ptpipe_torch import ArrayColumn, MultiLabel, Split, Task
@@ -47,6 +49,23 @@ def row_splits(files: Mapping[str, TableFile], written: Mapping[str, str]) -> di
 def rows_of(split: Split) -> npt.NDArray[np.int64]:
     """Return the rows, (N,), of one of the `row_splits`."""
     return split.targets[_ROW].values()
+
+
+def row_groups(files: Mapping[str, TableFile], name: str | None) -> Groups | None:
+    """Return what numbers the groups of rows, by the values of the column `name`; None where there is no such option.
+
+    Raises StageError where a group has rows in two files.
+    """
+    if name is None:
+        return None
+    texts = {split: file.texts(name) for split, file in files.items()}
+    for split, other in combinations(files, 2):
+        values = {*texts[split]}
+        if (row := next((row for row, value in enumerate(texts[other]) if value in values), None)) is not None:
+            raise files[other].error(name, row, f"a group of which {files[split].path} has rows, too")
+    numbers = {value: number for number, value in enumerate(sorted({*texts["train"]}))}
+    groups_N = np.array([numbers[value] for value in texts["train"]], dtype=np.int64)
+    return lambda rows: groups_N[rows_of(rows)]
 
 
 def source_of(split: str, config: TaskConfig, files: Mapping[str, TableFile]) -> str:

@@ -16,7 +16,7 @@ from ptpipe import Context, StageError
 from ptpipe_data.duplicates import report_shared
 from ptpipe_data.splitting import draw_missing_splits
 from ptpipe_data.table_file import TableFile
-from ptpipe_data.table_targets import TableReader, row_splits, rows_of, source_of
+from ptpipe_data.table_targets import TableReader, row_groups, row_splits, rows_of, source_of
 from ptpipe_data.text_files import read_texts, target_names
 from ptpipe_data.text_paths import find_source
 from ptpipe_data.tokenizer import Encoded, TextTokenizer
@@ -51,7 +51,9 @@ def load_text(config: TextConfig, ctx: Context) -> Data:
         ctx.notice(notice)
     are_words = config.task == "token_classification"
     texts = {name: file.words(config.text) if are_words else _texts(file, config.text) for name, file in files.items()}
-    drawn = draw_missing_splits(row_splits(files, config.paths), config, ctx.seed, test_fraction=_TEST_FRACTION)
+    groups = row_groups(files, config.group)
+    rows = row_splits(files, config.paths)
+    drawn = draw_missing_splits(rows, config, ctx.seed, test_fraction=_TEST_FRACTION, groups=groups)
     train_rows = rows_of(drawn["train"]).tolist()
     if config.tokenizer:
         tokenizer = TextTokenizer.read(config.tokenizer)

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import re
+from random import Random
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -7,7 +10,7 @@ from hypothesis import strategies as st
 
 from ptpipe import StageError
 from ptpipe_data.config import SplitConfig
-from ptpipe_data.splitting import draw_splits, num_samples
+from ptpipe_data.splitting import draw_missing_splits, draw_splits, num_samples
 from ptpipe_torch import ArrayColumn, Data, Split
 
 from ...datasets import image_info, image_split
@@ -95,3 +98,49 @@ def test_refusals() -> None:
         drawn(SplitConfig(val_size=100))
     with pytest.raises(StageError, match="calibration_from: val, but that split is empty"):
         drawn(SplitConfig(val_size=0, calibration_from="val"))
+
+
+def group_drawn(groups: list[int], order: list[int], config: SplitConfig, seed: int) -> dict[str, set[str]]:
+    """Return the ids of each split of rows that lie in this order in a file."""
+    ids = np.array([f"{row}:{groups[row]}" for row in order], dtype=np.str_)
+    rows = Split(ids, {}, {"row": ArrayColumn(np.array(order))})
+    numbers = np.array(groups)
+    splits = draw_missing_splits(
+        {"train": rows}, config, seed, test_fraction=0.2, groups=lambda of: numbers[of.targets["row"].values()]
+    )
+    return {name: {*of.ids.tolist()} for name, of in splits.items()}
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 12), min_size=1, max_size=80), st.randoms(), SIZES, SIZES, st.integers(0, 2**63))
+def test_groups_stay_together(groups: list[int], random: Random, val_size: float, test_size: float, seed: int) -> None:
+    order = random.sample(range(len(groups)), len(groups))
+    config = SplitConfig(val_size=val_size, test_size=test_size)
+    try:
+        splits = group_drawn(groups, [*range(len(groups))], config, seed)
+    except StageError as error:
+        with pytest.raises(StageError, match=f"^{re.escape(str(error))}$"):
+            group_drawn(groups, order, config, seed)
+        return
+    train, val, test = (splits[name] for name in ("train", "val", "test"))
+    assert sorted([*train, *val, *test]) == sorted(f"{row}:{group}" for row, group in enumerate(groups)), "each once"
+    found = [{id_.partition(":")[2] for id_ in ids} for ids in (train, val, test)]
+    assert sum(map(len, found)) == len({*groups}), "no group is in two splits"
+    largest = max(map(groups.count, groups))
+    assert 2 * abs(len(test) - num_samples(test_size, len(groups))) <= largest
+    assert 2 * abs(len(val) - num_samples(val_size, len(groups) - len(test))) <= largest
+    assert group_drawn(groups, order, config, seed) == splits, "whatever the order of the rows"
+
+
+def test_groups_that_are_too_large_or_too_few() -> None:
+    rows = [*range(30)]
+    with pytest.raises(
+        StageError, match=r"^test_size: 0.2 means 6 of 30 rows, which stay together in groups of 30 to 30 "
+    ):
+        group_drawn([0] * 30, rows, SplitConfig(), 1)
+    with pytest.raises(
+        StageError, match=r"^val_size: 0.05 means 1 of 20 rows, .* in groups of 10 to 10 .*: raise or lower"
+    ):
+        group_drawn([0] * 10 + [1] * 10 + [2] * 10, rows, SplitConfig(test_size=10), 1)
+    splits = group_drawn([0] * 10 + [1] * 10 + [2] * 10, rows, SplitConfig(test_size=10, val_size=0.5), 1)
+    assert [len(ids) for ids in splits.values()] == [10, 10, 10, 10]

@@ -1083,3 +1083,38 @@ class TestCounts:
     def test_line_breaks_in_quotation_marks_give_a_notice(self, tmp_path: Path, load: Load, events) -> None:
         load(write(tmp_path / "t.csv", {"a": ["u\nv", "w"], "y": [1, 2]}))
         assert any("1 value in quotation marks has 1 line break" in notice for notice in events.notices)
+
+
+def test_rows_of_a_group_stay_in_one_split(tmp_path: Path, load: Load) -> None:
+    content = houses() | {"owner": [f"{row // 4:03d}" for row in range(60)]}
+    path = write(tmp_path / "t.csv", content)
+    data = load(path, group="owner", test_size=0.2, val_size=0.1)
+    groups = {name: {content["owner"][row] for row in rows_of(data, name)} for name in ("train", "val", "test")}
+    assert [len(of) for of in groups.values()] == [11, 1, 3] and len(set().union(*groups.values())) == 15
+    inputs = data.info.inputs
+    assert "owner" not in (*inputs["numbers"].names, *inputs["categories"].names), "it is no input"
+    assert "004" in groups["train"] | groups["val"] | groups["test"]
+    with pytest.raises(StageError, match=r"has no column 'owners' .did you mean 'owner'"):
+        load(path, group="owners")
+
+
+def test_a_group_in_two_files(tmp_path: Path, load: Load) -> None:
+    train = write(tmp_path / "a.csv", houses() | {"owner": [f"{row:02d}" for row in range(60)]})
+    test = write(tmp_path / "b.csv", houses() | {"owner": [f"{row:02d}" for row in range(59, 119)]})
+    problem = f"^{test}, row 1, column 'owner': '59', a group of which {train} has rows, too$"
+    with pytest.raises(StageError, match=problem):
+        load(train, test_path=str(test), group="owner")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"group": "y"}, "group: 'y' is among the targets"),
+        ({"group": "size", "features": ["size", "town"]}, "group: 'size' is no input: leave it out of features"),
+        ({"group": "size", "categorical": ["size"]}, "group: 'size' is no input: leave it out of features"),
+        ({"group": "size", "val_path": "a.csv", "test_path": "b.csv"}, "group is for splits that are drawn"),
+    ],
+)
+def test_options_that_leave_no_group(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        config(tmp_path / "t.csv", **options)

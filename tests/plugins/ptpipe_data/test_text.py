@@ -991,3 +991,13 @@ def test_preflight_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(front, "find_spec", lambda name: None if name in missing else found(name))
     (problem,) = front.load_text.preflight(config(path))
     assert problem == f"data.text needs {' and '.join(missing)}: pip install 'ptpipe[text]'"
+
+
+def test_texts_of_a_group_stay_in_one_split(tmp_path: Path, load: Load) -> None:
+    users = [number // 4 for number in range(40)]
+    path = write(tmp_path / "t.csv", reviews(40) | {"user": users})
+    splits = load(path, group="user", test_size=0.2, val_size=0.1).splits
+    found = [{users[int(id_.partition("/")[2]) - 1] for id_ in splits[name].ids} for name in ("train", "val", "test")]
+    assert [len(of) for of in found] == [7, 1, 2] and len(set().union(*found)) == 10
+    with pytest.raises(ValidationError, match="group: 'text' is the column of texts"):
+        load(path, group="text")
