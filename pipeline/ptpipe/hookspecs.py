@@ -63,8 +63,8 @@ def ptpipe_report_sections(  # type: ignore[empty-body]
 def ptpipe_check(plan: Plan) -> Iterable[Problem]:  # type: ignore[empty-body]
     """Check a bound plan before any stage runs, and return its problems: rules across stages, house policies.
 
-    `plan`: stages in run order with validated options; `plan.problem(...)` makes a located problem, which stops the
-    run, or with `severity="warning"` does not. All results are collected.
+    `plan`: stages in run order with validated options, without those that are wrong or need such; `plan.problem(...)`
+    makes a located problem, which stops the run, or with `severity="warning"` does not. All results are collected.
     """
 
 

@@ -31,11 +31,13 @@ class StageEntry:
     uses: str
     needs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     options: Mapping[str, JSON] = field(default_factory=dict)
+    broken: frozenset[str] = frozenset()
+    """Which of `uses`, `needs` and `with` can't be read as written, so that nothing more can be said of them."""
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """A manifest whose structure is valid."""
+    """A manifest whose structure is valid, but for `problems`."""
 
     path: Path
     name: str
@@ -48,6 +50,8 @@ class Manifest:
     """As written."""
     is_file: bool = True
     """Whether `path` is a file's; else it stands in a folder that file names are relative to."""
+    problems: tuple[Problem, ...] = ()
+    """Of its structure; `bind` raises them, with those of the stages that it can judge."""
 
     def locate(self, *path: str | int, key: bool = False) -> Location | None:
         """Return the location of the value (or key) at a path: `locate("stages", "net", "with", "width")`.
@@ -89,7 +93,7 @@ class Manifest:
 
 
 def load(path: Path) -> Manifest:
-    """Read a manifest file. Raises ManifestError with every problem of its text and structure."""
+    """Read a manifest file, as `parse_stages` does. Raises ManifestError where it can't be read."""
     name = str(path)
     try:
         with path.open("rb") as file:
@@ -101,17 +105,31 @@ def load(path: Path) -> Manifest:
         raise ManifestError(
             [Problem(f"larger than {MAX_BYTES // 1000} kB: this is not a manifest", Location(name, 1, 1))]
         )
-    return parse(_decode(content, name), path)
+    return parse_stages(_decode(content, name), path)
 
 
 def parse(text: str, path: Path) -> Manifest:
-    """Parse YAML text; `path` is the file name in locations, and its folder that of the plugins."""
-    document = read(text, str(path))
-    check = _StructureCheck(document)
+    """Parse YAML text; `path` is the file name in locations, and its folder that of the plugins.
+
+    Raises ManifestError with every problem of its text and structure.
+    """
+    manifest = parse_stages(text, path)
+    if manifest.problems:
+        raise ManifestError(manifest.problems)
+    return manifest
+
+
+def parse_stages(text: str, path: Path) -> Manifest:
+    """Parse YAML text as `parse` does; leave problems of its structure to `bind`, which finds those of other stages.
+
+    Raises ManifestError where stages, or the plugins that would know them, can't be told.
+    """
+    check = _StructureCheck(read(text, str(path)))
     manifest = check.manifest(path)
-    if check.problems or manifest is None:
-        raise ManifestError(sorted(check.problems, key=lambda problem: problem.location or Location("", 0, 0)))
-    return replace(manifest, text=text)
+    problems = sorted(check.problems, key=lambda problem: problem.location or Location("", 0, 0))
+    if manifest is None:
+        raise ManifestError(problems)
+    return replace(manifest, text=text, problems=tuple(problems))
 
 
 def from_content(content: Mapping[str, JSON], folder: Path) -> Manifest:
@@ -125,7 +143,9 @@ def from_content(content: Mapping[str, JSON], folder: Path) -> Manifest:
         content = {**content, "plugins": [_absolute(name, folder) for name in plugins]}
     try:
         text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
-        return replace(parse(text, folder.absolute() / "manifest.yaml"), is_file=False)
+        manifest = parse_stages(text, folder.absolute() / "manifest.yaml")
+        problems = tuple(replace(problem, location=None) for problem in manifest.problems)
+        return replace(manifest, is_file=False, problems=problems)
     except ManifestError as error:
         raise ManifestError([replace(problem, location=None) for problem in error.problems]) from error
     except (TypeError, ValueError) as error:
@@ -194,8 +214,7 @@ class _StructureCheck:
             self._complain(f"a manifest is a mapping with `stages`, not {word_for(top)}", ())
             return None
         misspelt = self._known_keys(top, (), _TOP_KEYS)
-        if "version" not in misspelt:
-            self._version(top)
+        is_read = "version" in misspelt or self._version(top)
         name = top.get("name", path.stem if NAME_PATTERN.fullmatch(path.stem) else "unnamed")
         if not (isinstance(name, str) and NAME_PATTERN.fullmatch(name)):
             self._complain("name: letters, digits, '_', '-' and '.', at most 64, are allowed", ("name",))
@@ -203,27 +222,33 @@ class _StructureCheck:
         if not _is_seed(seed):
             self._complain(f"seed: must be a whole number from 0 to {MAX_SEED}", ("seed",))
         plugins = top.get("plugins", [])
+        knows_plugins = "plugins" not in misspelt and () not in self.document.broken
         if not (isinstance(plugins, list) and all(isinstance(plugin, str) and plugin for plugin in plugins)):
             self._complain("plugins: must be a list of files (./prune.py) or module names", ("plugins",))
+            knows_plugins = False
         stages = self._stages(top.get("stages")) if "stages" not in misspelt else ()
-        if self.problems:
+        if not (stages and knows_plugins and is_read):
             return None
-        return Manifest(path, str(name), int(seed), tuple(map(str, plugins)), stages, self.document)  # type: ignore[arg-type]  # types were checked above
+        known_seed = int(seed) if _is_seed(seed) else 0  # type: ignore[arg-type]  # as was checked
+        return Manifest(path, str(name), known_seed, tuple(map(str, plugins)), stages, self.document)  # type: ignore[arg-type]  # as was checked
 
-    def _version(self, top: Mapping[str, JSON]) -> None:
+    def _version(self, top: Mapping[str, JSON]) -> bool:
+        """Return whether the rest is to be read as this version's."""
         if "version" not in top:
             self._complain(f"`version: {VERSION}` is missing", ())
         elif top["version"] != VERSION or isinstance(top["version"], bool | float):
             given = json.dumps(top["version"])
             self._complain(f"version: this ptpipe reads version {VERSION}, not {given}", ("version",))
+            return False
+        return True
 
     def _stages(self, stages: JSON) -> tuple[StageEntry, ...]:
         if not isinstance(stages, dict) or not stages:
             self._complain("stages: must be a mapping from stage ids to stages", ("stages",))
             return ()
-        return tuple(entry for stage_id, stage in stages.items() if (entry := self._stage(stage_id, stage)))
+        return tuple(self._stage(stage_id, stage) for stage_id, stage in stages.items())
 
-    def _stage(self, stage_id: str, stage: JSON) -> StageEntry | None:
+    def _stage(self, stage_id: str, stage: JSON) -> StageEntry:
         path = ("stages", stage_id)
         if not ID_PATTERN.fullmatch(stage_id):
             self._complain(
@@ -232,23 +257,32 @@ class _StructureCheck:
             stage_id = stage_id[:64]  # as long as one may be: further messages begin with it
         if not isinstance(stage, dict):
             self._complain(f"{stage_id}: must be a mapping with `uses`, not {word_for(stage)}", path)
-            return None
+            return StageEntry(stage_id, "", broken=frozenset(_STAGE_KEYS))
         misspelt = self._known_keys(stage, path, _STAGE_KEYS)
+        broken = {key for key in _STAGE_KEYS if key in misspelt or (None in misspelt and key not in stage)}
+        if any(place[:2] == path for place in self.document.broken):
+            broken.update(_STAGE_KEYS)
         uses, options = stage.get("uses"), stage.get("with")
-        if not isinstance(uses, str) and "uses" not in misspelt:
-            self._complain(f"{stage_id}: `uses: family.thing` is missing", (*path, "uses") if "uses" in stage else path)
+        if not isinstance(uses, str):
+            if "uses" not in misspelt:
+                place = (*path, "uses") if "uses" in stage else path
+                self._complain(f"{stage_id}: `uses: family.thing` is missing", place)
+            broken.add("uses")
         if not isinstance(options, dict | None):
             self._complain(f"{stage_id}: `with` holds options by name, not {word_for(options)}", (*path, "with"))
-            options = None
-        needs = self._needs(stage_id, (*path, "needs"), stage.get("needs"))
-        return StageEntry(stage_id, str(uses), needs, options or {})
+            broken.add("with")
+        needs, is_read = self._needs(stage_id, (*path, "needs"), stage.get("needs"))
+        if not is_read:
+            broken.add("needs")
+        return StageEntry(stage_id, str(uses), needs, options if isinstance(options, dict) else {}, frozenset(broken))
 
-    def _needs(self, stage_id: str, path: tuple[str, ...], needs: JSON) -> dict[str, tuple[str, ...]]:
+    def _needs(self, stage_id: str, path: tuple[str, ...], needs: JSON) -> tuple[dict[str, tuple[str, ...]], bool]:
+        """Return the stages that are named, by input, and whether all could be read."""
         if needs is None:
-            return {}
+            return {}, True
         if not isinstance(needs, dict):
             self._complain(f"{stage_id}: `needs` holds stages by input name, not {word_for(needs)}", path)
-            return {}
+            return {}, False
         result: dict[str, tuple[str, ...]] = {}
         for port, references in needs.items():
             several = references if isinstance(references, list) else [references]
@@ -256,7 +290,7 @@ class _StructureCheck:
                 result[port] = tuple(str(reference) for reference in several)
             else:
                 self._complain(f"{stage_id}: {port} needs a stage id or a list of them", (*path, port))
-        return result
+        return result, len(result) == len(needs)
 
     def _known_keys(self, mapping: Mapping[str, JSON], path: tuple[str, ...], known: Sequence[str]) -> set[str | None]:
         """Report unknown keys. Returns the missing keys that they seem to misspell, which need no report."""

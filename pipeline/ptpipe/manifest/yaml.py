@@ -49,6 +49,8 @@ class Document:
     values: Mapping[Path, Location] = field(default_factory=dict)
     problems: tuple[Problem, ...] = ()
     """Mistakes that did not stop the reader: repeated keys, keys that are not scalars."""
+    broken: frozenset[Path] = frozenset()
+    """The paths of the mappings that have such keys."""
 
     def locate(self, path: Path, key: bool = False) -> Location | None:
         """Return the location of the value (or, with `key`, the key) at a path; else that of its nearest parent."""
@@ -101,7 +103,7 @@ def read(text: str, name: str) -> Document:
         raise ManifestError([Problem(f"not YAML: {_first_line(error)}", Location(name, 1, 1))]) from error
     reader = _Reader(name)
     value = reader.convert(root, ()) if root is not None else None
-    return Document(value, reader.keys, reader.values, tuple(reader.problems))
+    return Document(value, reader.keys, reader.values, tuple(reader.problems), frozenset(reader.broken))
 
 
 def _events(text: str, name: str) -> Iterator[Any]:
@@ -211,6 +213,7 @@ class _Reader:
         self.keys: dict[Path, Location] = {}
         self.values: dict[Path, Location] = {}
         self.problems: list[Problem] = []
+        self.broken: set[Path] = set()
         self.num_letters = 0
 
     def convert(self, node: _Node, path: Path) -> JSON:
@@ -230,6 +233,8 @@ class _Reader:
         result: dict[str, JSON] = {}
         for key_node, value_node in zip(node.children[::2], node.children[1::2], strict=True):
             key, place = key_node.text, key_node.place
+            if key is None or key in result:
+                self.broken.add(path)
             if key is None:
                 self.problems.append(Problem("a key must be a scalar", place))
             elif key in result:

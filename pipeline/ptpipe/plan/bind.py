@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 
 from ptpipe.artifact import JSON
 from ptpipe.config import StageConfig
-from ptpipe.errors import MAX_PROBLEMS, ExitCode, ManifestError, Problem, Severity, nearest
+from ptpipe.errors import MAX_PROBLEMS, ExitCode, Location, ManifestError, Problem, Severity, nearest
 from ptpipe.manifest.manifest import Manifest, StageEntry
 from ptpipe.plan.options import config_problems
+from ptpipe.plan.rules import hook_warnings, problems_of_sound_stages
 from ptpipe.plan.source_functions import functions_above, missing_files
-from ptpipe.plan.vocabulary import Vocabulary, call_each, describe_error, no_bytecode
+from ptpipe.plan.vocabulary import Vocabulary, describe_error, no_bytecode
 from ptpipe.stage import Port, Stage
 
 _MAX_NAMED = 5
@@ -137,32 +138,18 @@ def bind(manifest: Manifest, vocabulary: Vocabulary) -> Plan:
     stages = tuple(stage for entry in manifest.stages if (stage := binder.bind(entry)))
     plan = Plan(manifest, vocabulary, stages, tuple(binder.notes))
     problems = [*vocabulary.problems, *binder.problems]
-    if not problems and not plan.notes:
-        with no_bytecode():
+    with no_bytecode():
+        if not problems and not manifest.problems and not plan.notes:
             problems += [*missing_files(plan)]
             if not problems:
                 return replace(plan, warnings=hook_warnings(plan, "ptpipe_check"))
+        elif (problems or manifest.problems) and not vocabulary.problems and not plan.notes:
+            problems += problems_of_sound_stages(plan, binder.faulty)
+    if manifest.problems:
+        problems = sorted([*manifest.problems, *problems], key=lambda problem: problem.location or Location("", 0, 0))
     if problems:
         raise ManifestError(problems)
     return plan
-
-
-def hook_warnings(plan: Plan, hook: str, **arguments: object) -> tuple[Problem, ...]:
-    """Return the warnings of plugins that check a plan by this hook. Raises ManifestError where any finds an error."""
-    found = tuple(_hook_problems(plan, hook, **arguments))
-    if errors := [problem for problem in found if problem.severity == "error"]:
-        raise ManifestError(errors)
-    return found
-
-
-def _hook_problems(plan: Plan, hook: str, **arguments: object) -> Iterator[Problem]:
-    for result in call_each(plan.vocabulary.manager, hook, plan=plan, **arguments):
-        strange = [item for item in result.items if not isinstance(item, Problem)]
-        reason = result.error or (f"it returned {strange[0]!r}, which is not a Problem" if strange else "")
-        if reason:
-            yield Problem(f"plugin {result.plugin} failed in {hook}: {reason}", code=ExitCode.PLUGIN)
-        else:
-            yield from result.items
 
 
 class _Binder:
@@ -173,6 +160,8 @@ class _Binder:
         self.vocabulary = vocabulary
         self.problems: list[Problem] = []
         self.notes: list[Problem] = []
+        self.faulty = {entry.id for entry in manifest.stages if entry.broken}
+        """Stages with a problem."""
         self.above: dict[str, Stage[..., object] | None] = {}
         """Stages bound so far; None where the kind is unknown, so that one mistake gives one message."""
         self.candidates = _Candidates()
@@ -185,7 +174,7 @@ class _Binder:
         stage = self._kind(entry)
         bound = None
         if stage is not None:
-            config = self._config(entry, stage)
+            config = self._config(entry, stage) if "with" not in entry.broken else None
             wiring = self._wiring(entry, stage)
             bound = PlannedStage(entry.id, stage, config, wiring) if config is not None else None
             self.candidates.add(entry.id, stage)
@@ -205,10 +194,13 @@ class _Binder:
         code: ExitCode = ExitCode.USAGE,
     ) -> None:
         place = self.manifest.locate("stages", entry.id, *path, key=key)
+        self.faulty.add(entry.id)
         self.problems.append(Problem(f"{entry.id}: {message}", place, suggestion, code))
 
     def _kind(self, entry: StageEntry) -> Stage[..., object] | None:
         stage = self.vocabulary.stages.get(entry.uses)
+        if "uses" in entry.broken:
+            return None
         if stage is None:
             renamed = next((kind for kind in self.vocabulary.stages.values() if kind.renamed_from == entry.uses), None)
             if renamed:
@@ -260,6 +252,7 @@ class _Binder:
             names = accumulate((entry.id, *map(str, path)), "{}.{}".format)
             if self.manifest.overrides and any(name in self.manifest.overrides for name in names):
                 name = ".".join((entry.id, *map(str, path)))
+                self.faulty.add(entry.id)
                 self.problems.append(Problem(f"-s {name}: {message}", suggestion=suggestion))
             else:
                 self._complain(entry, message, "with", *path, suggestion=suggestion, key=at_key)
@@ -275,6 +268,8 @@ class _Binder:
         wiring = {}
         for port in stage.inputs:
             named = entry.needs.get(port.name)
+            if not named and "needs" in entry.broken:
+                continue
             found = self._named(entry, port, named) if named else self._found(entry, port)
             if found:
                 wiring[port.name] = found

@@ -8,9 +8,10 @@ from typing import Any
 
 from ptpipe.errors import IntegrityError, ManifestError, Problem, nearest
 from ptpipe.events import Outcome
-from ptpipe.plan.bind import Plan, hook_warnings
+from ptpipe.plan.bind import Plan
 from ptpipe.plan.keys import Key, differences
 from ptpipe.plan.read_files import changed_files
+from ptpipe.plan.rules import hook_warnings
 from ptpipe.plan.source_digest import SourceDigests
 from ptpipe.store.runs import run_records
 from ptpipe.store.store import Entry, Store

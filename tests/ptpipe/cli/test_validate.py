@@ -47,7 +47,11 @@ def test_nothing_of_a_stranger_is_executed(stranger, run_cli):
 def test_all_else_is_judged(stranger, run_cli):
     text = STAGES.replace("epochs", "epoch").replace("data: data}", "data: dta}") + "  last: {uses: 3}\n"
     (stranger / "m.yaml").write_text(text)
-    assert run_cli("validate", "m.yaml", "--no-plugins").err == "m.yaml:8:16: last: `uses: family.thing` is missing\n"
+    assert run_cli("validate", "m.yaml", "--no-plugins").err.splitlines() == [
+        "m.yaml:6:39: net: there is no stage 'dta' (did you mean 'data'?)",
+        "m.yaml:7:42: train: unknown option 'epoch' of train.supervised (did you mean 'epochs'?)",
+        "m.yaml:8:16: last: `uses: family.thing` is missing",
+    ]
     (stranger / "m.yaml").write_text(text.replace("uses: 3", "uses: data.synthetc, needs: {data: train}"))
     ended = run_cli("validate", "m.yaml", "--no-plugins", "-s", "train.lr=fast")
     assert ended.err.splitlines() == [

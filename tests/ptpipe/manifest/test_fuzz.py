@@ -257,6 +257,7 @@ def test_any_override(folder, manifest, overrides):
     "text", [f"{TOY}  \x1b[2J: 1\n", f'{TOY}  "\\e]52;c;eA==\\a": {{uses: "\\u202e"}}\n', "a: b: c"]
 )
 def test_a_process_says_the_same(folder, run_cli, text):
+    shutil.copy(folder / "toy.py", run_cli.folder)
     (run_cli.folder / "m.yaml").write_text(text)
     (folder / "m.yaml").write_text(text)
     ended, here = run_cli("validate", "m.yaml"), Invoked(["validate", "m.yaml"])

@@ -146,6 +146,76 @@ def test_all_at_once(project):
     assert len(problems) == 4
 
 
+@pytest.mark.parametrize(
+    ("stages", "problems"),
+    [
+        # A stage whose structure is wrong, and mistakes in others: no word about what follows from the first.
+        (
+            "one: {uses: toy.make}\nsum: {uses: toy.add, needs: one, with: {x: 1}}\n"
+            "three: {uses: toy.mak}\ngate: {uses: toy.gate, needs: {a: sum}}",
+            [
+                "6:31: sum: `needs` holds stages by input name, not a text",
+                "6:43: sum: unknown option 'x' of toy.add",
+                "7:17: three: unknown stage kind 'toy.mak' (did you mean 'toy.make'?)",
+                "8:9: gate: option 'least' of toy.gate is required",
+            ],
+        ),
+        (
+            "one: {use: toy.make}\ntwo: toy.make\nthree: {uses: toy.make, with: [3]}\n"
+            "gate: {uses: toy.gate, needs: {a: two}, options: {least: 1}}\nlast: {uses: toy.add, needs: {a: thre}}",
+            [
+                "5:9: unknown key 'use' in stage one (did you mean 'uses'?)",
+                "6:8: two: must be a mapping with `uses`, not a text",
+                "7:33: three: `with` holds options by name, not a list",
+                "8:43: unknown key 'options' in stage gate",
+                "9:36: last: there is no stage 'thre' (did you mean 'three'?)",
+            ],
+        ),
+        (
+            "one: {uses: toy.make, with: {value: 1, value: 2}}\ntwo: {uses: toy.make, with: {valu: 3}}",
+            ["5:42: 'value' is given twice; first in line 5", "6:32: two: unknown option 'valu' of toy.make ..."],
+        ),
+    ],
+)
+def test_a_broken_stage_hides_no_other_mistake(project, stages, problems):
+    found = problems_of(project, stages)
+    assert [line.replace("(did you mean 'value'?)", "...") for line in found] == problems
+
+
+@pytest.mark.parametrize("line", ["plugins: x", "version: 2", "plugin: []"])
+def test_where_kinds_are_not_known_stages_are_not_judged(project, line):
+    text = f"version: 1\n{line}\nstages: {{one: {{uses: toy.nothing}}}}"
+    text = text.removeprefix("version: 1\n") if line.startswith("version") else text
+    project.manifest.write_text(text)
+    with pytest.raises(ManifestError) as error:
+        project.plan()
+    assert len(error.value.problems) == 1
+
+
+RULE = """
+@hookimpl
+def ptpipe_check(plan):
+    yield from (plan.problem(stage.id, "a rule") for stage in plan.stages)
+    yield Problem("the manifest has no gate")
+    yield plan.problem("one", "a warning", severity="warning")
+    plan["broken"]
+"""
+
+
+def test_rules_are_checked_for_the_stages_that_are_sound(project):
+    source = (project.folder / "toy.py").read_text()
+    (project.folder / "toy.py").write_text(source + "\nfrom ptpipe import Problem, hookimpl" + RULE)
+    stages = "one: {uses: toy.make}\nbroken: {uses: toy.make, with: {valu: 1}}\ntwo: {uses: toy.make}\n"
+    stages += "sum: {uses: toy.add, needs: {a: one, b: broken}}"
+    found = problems_of(project, stages)
+    assert found[0].endswith("broken: unknown option 'valu' of toy.make (did you mean 'value'?)")
+    assert [line.partition(" ")[2] for line in found[1:]] == []
+    (project.folder / "toy.py").write_text(
+        source + "\nfrom ptpipe import Problem, hookimpl" + RULE.replace('    plan["broken"]\n', "")
+    )
+    assert [line.partition(" ")[2] for line in problems_of(project, stages)[1:]] == ["one: a rule", "two: a rule"]
+
+
 RENAMED = """
 from ptpipe import Artifact, Context, StageConfig, hookimpl, stage
 
