@@ -253,7 +253,7 @@ def _transformers_preflight(config: TransformersConfig) -> Iterable[str]:
     preflight=_transformers_preflight,
 )
 def transformers(config: TransformersConfig, ctx: Context, data: Data) -> Model:
-    """Build a network of the library transformers for texts or images. Needs `ptpipe[transformers]`.
+    """Build a network of Hugging Face's library transformers for texts or images. Needs `ptpipe[transformers]`.
 
     From a configuration, with random weights that depend on the seed alone, or from a local folder with safetensors
     files. Nothing is downloaded, and no code of a folder is run. The data set's task chooses what the network returns:

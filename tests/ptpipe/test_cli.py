@@ -417,6 +417,9 @@ def test_stages_and_plugins(project, run_cli):
     assert heading(table[table.index("option ") :]) == ["option", "type", "default", "help"]
     assert re.search(r"value +number >= 0 +1\.0 +the number", table)
     assert "several Number" in run_cli("stages", "toy.total", "--plugin", "./toy.py", alone=True).out
+    family = run_cli("stages", "toy", "--plugin", "./toy.py", "--json", alone=True).json
+    assert {"toy.make", "toy.split"} <= {kind["kind"] for kind in family}
+    assert {kind["kind"].partition(".")[0] for kind in family} == {"toy"}
     wrong = run_cli("stages", "toy.splat", "--plugin", "./toy.py", alone=True)
     assert (wrong.code, wrong.err) == (2, "ptpipe: there is no stage kind 'toy.splat' (did you mean 'toy.split'?)\n")
     alone = run_cli("stages", "my.confusion", alone=True)

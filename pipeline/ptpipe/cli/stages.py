@@ -19,20 +19,27 @@ if TYPE_CHECKING:
 @plugin_option
 @json_option
 def stages(kind: str | None, named: tuple[str, ...], as_json: bool) -> None:
-    """List the stage kinds; with KIND, its help, inputs, outputs and every option."""
+    """List the stage kinds; with KIND, its help, inputs, outputs and every option; with a family, its kinds."""
+    from ptpipe.plan.hints import kind_hint
+
     vocabulary = read_vocabulary(named)
-    if kind is None:
-        _list_stages(vocabulary, as_json)
+    family = [name for name in vocabulary.stages if kind is None or name.startswith(f"{kind}.")]
+    if kind is None or family:
+        _list_stages(vocabulary, sorted(family), as_json)
         return
     if kind not in vocabulary.stages:
-        suggestion = nearest(kind, vocabulary.stages)
-        hint = "" if suggestion or named else "; name the plugin that has it: --plugin ./my_plugin.py"
+        suggestion, hint = kind_hint(kind, vocabulary.stages)
+        if suggestion is None and not hint:
+            families = {name.partition(".")[0] for name in vocabulary.stages}
+            suggestion = nearest(kind, sorted(families))
+        if not (suggestion or hint or named):
+            hint = "; name the plugin that has it: --plugin ./my_plugin.py"
         raise UsageError(str(Problem(f"there is no stage kind {kind!r}{hint}", suggestion=suggestion)))
     _describe(vocabulary, vocabulary.stages[kind], as_json)
 
 
-def _list_stages(vocabulary: Vocabulary, as_json: bool) -> None:
-    kinds = [vocabulary.stages[kind] for kind in sorted(vocabulary.stages)]
+def _list_stages(vocabulary: Vocabulary, names: list[str], as_json: bool) -> None:
+    kinds = [vocabulary.stages[kind] for kind in names]
     if as_json:
         print_json([_facts(vocabulary, stage) for stage in kinds])
         return

@@ -12,6 +12,7 @@ from ptpipe.artifact import JSON
 from ptpipe.config import StageConfig
 from ptpipe.errors import MAX_PROBLEMS, ExitCode, Location, ManifestError, Problem, Severity, nearest
 from ptpipe.manifest.manifest import Manifest, StageEntry
+from ptpipe.plan.hints import kind_hint
 from ptpipe.plan.options import config_problems
 from ptpipe.plan.rules import hook_warnings, problems_of_sound_stages
 from ptpipe.plan.source_functions import functions_above, missing_files
@@ -206,7 +207,8 @@ class _Binder:
             if renamed:
                 self._complain(entry, f"{entry.uses} was renamed to {renamed.kind}", "uses")
                 return renamed
-            suggestion = self._nearest(entry.uses, self.vocabulary.stages)
+            stages = self.vocabulary.stages
+            suggestion, hint = kind_hint(entry.uses, stages) if self._is_reported() else (None, "")
             if self.vocabulary.without_named:
                 message = f"{entry.id}: stage kind {entry.uses!r} is not checked: it is neither built in nor installed"
                 place = self.manifest.locate("stages", entry.id, "uses")
@@ -214,7 +216,7 @@ class _Binder:
                 return None
             if suggestion is None and self.has_failed_plugin:
                 return None  # one mistake, one message: the plugin that may offer it has failed
-            self._complain(entry, f"unknown stage kind {entry.uses!r}", "uses", suggestion=suggestion)
+            self._complain(entry, f"unknown stage kind {entry.uses!r}{hint}", "uses", suggestion=suggestion)
             if suggestion is None and self._is_reported():
                 self._complain_of_broken_plugins()
         return stage

@@ -14,6 +14,7 @@ from ptpipe.config import StageConfig
 from ptpipe.errors import MAX_PROBLEMS, nearest
 from ptpipe.manifest.manifest import word_for
 from ptpipe.manifest.yaml import scalar
+from ptpipe.plan.hints import option_hint
 from ptpipe.stage import Stage
 
 Place = tuple[str | int, ...]
@@ -91,9 +92,10 @@ def _problem(stage: Stage[..., object], place: Place, details: Sequence[Any]) ->
         renamed = getattr(config_type, "renamed_options", {})
         if place[-1] in renamed:
             return OptionProblem(place, f"{name}: renamed to {renamed[place[-1]]}", at_key=True)
-        known = config_type.model_fields if config_type else ()
         message = f"unknown option {name!r} of {stage.kind}"
-        return OptionProblem(place, message, nearest(str(place[-1]), known), at_key=True)
+        return OptionProblem(
+            place, message, option_hint(str(place[-1]), config_type) if config_type else None, at_key=True
+        )
     if first["type"] == "missing" and isinstance(place[-1], int):
         return OptionProblem(place[:-1], f"{'.'.join(map(str, place[:-1]))}: more values are required")
     if first["type"] == "missing":

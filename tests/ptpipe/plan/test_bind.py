@@ -128,7 +128,7 @@ def test_defaults_are_filled_in(project):
             "one: {uses: toy.nothing_like_it}\nsum: {uses: toy.add}\n"
             "gate: {uses: toy.gate, needs: {a: one}, with: {least: 0}}",
             [
-                "5:15: one: unknown stage kind 'toy.nothing_like_it'",
+                "5:15: one: unknown stage kind 'toy.nothing_like_it'; `ptpipe stages toy` lists this family",
             ],
         ),
     ],

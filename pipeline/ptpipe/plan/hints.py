@@ -1,0 +1,74 @@
+"""What a word that is no kind or option may have meant: by its parts, by its letters, by what help texts say."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from ptpipe.errors import nearest
+from ptpipe.stage import Stage
+
+_MAX_LISTED = 3
+_MIN_LETTERS = 3
+"""Of a word that is looked for in help texts."""
+
+
+def kind_hint(kind: str, stages: Mapping[str, Stage[..., object]]) -> tuple[str | None, str]:
+    """Return the kind of `stages` that an unknown one may have meant, or None; else what to add to the message.
+
+    The parts of its name count first (`quant.qat`: `quant.prepare_qat`), then its letters, those of the family apart,
+    then where help texts have the word.
+    """
+    family, _, thing = kind.partition(".")
+    words = {*re.split(r"[._]", kind)}
+    alike = [name for name in stages if words <= {*re.split(r"[._]", name)}]
+    relatives = {name.partition(".")[2]: name for name in stages if name.startswith(f"{family}.")}
+    close = nearest(thing, relatives) if relatives else nearest(kind, stages)
+    if len(alike) == 1 or close is not None:
+        return (alike[0] if len(alike) == 1 else relatives.get(close or "", close)), ""
+    found = alike or _kinds_about(thing, [stages[name] for name in relatives.values()])
+    if len(found) == 1:
+        return found[0], ""
+    if 1 < len(found) <= _MAX_LISTED:
+        return None, f"; see {', '.join(found)}"
+    return None, f"; `ptpipe stages {family}` lists this family" if relatives else ""
+
+
+def option_hint(option: str, config_type: Any) -> str | None:
+    """Return the option that an unknown one may have meant, or None.
+
+    `config_type`: the options' type. Letters count first, then what an option is by its help: `learning_rate` is `lr`,
+    the "peak learning rate".
+    """
+    fields = config_type.model_fields
+    if close := nearest(option, fields):
+        return close
+    heads = {name: re.split("[;:,]", field.description or "", maxsplit=1)[0] for name, field in fields.items()}
+    found = [name for name, head in heads.items() if any(not head[end:] for end in _ends(option, head))]
+    return found[0] if len(found) == 1 else None
+
+
+def _kinds_about(word: str, stages: Iterable[Stage[..., object]]) -> list[str]:
+    """Return the kinds whose help has a word: its first line, else the rest, else that of an option."""
+    stages = list(stages)
+    texts = (
+        {stage.kind: stage.help.partition("\n")[0] for stage in stages},
+        {stage.kind: stage.help for stage in stages},
+        {
+            stage.kind: "\n".join(field.description or "" for field in stage.config_type.model_fields.values())
+            for stage in stages
+        },
+    )
+    for by_kind in texts:
+        if found := [kind for kind, text in by_kind.items() if any(_ends(word, text))]:
+            return found
+    return []
+
+
+def _ends(word: str, text: str) -> Iterator[int]:
+    """Yield where each occurrence of a word ends, whatever its case, and the spaces and hyphens between its parts."""
+    letters = re.sub("[^a-z0-9]", "", word.lower())[:64]
+    if len(letters) >= _MIN_LETTERS:
+        pattern = rf"(?<![a-z0-9]){'[ _-]?'.join(letters)}(?![a-z0-9])"
+        yield from (match.end() for match in re.finditer(pattern, text.lower()))

@@ -1,0 +1,74 @@
+"""What an unknown kind or option may have meant."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import Field
+
+from ptpipe import Context, StageConfig, stage
+from ptpipe.plan.hints import kind_hint, option_hint
+
+from ..toy import Number
+
+
+class TrainConfig(StageConfig):
+    lr: float = Field(0.1, description="peak learning rate; null: 0.05")
+    schedule: str = Field("auto", description="learning-rate schedule")
+    name: str = Field("", description="a network, such as resnet18")
+
+
+def make(kind: str, help_: str = "Do it.", config_type: type[StageConfig] = StageConfig) -> Any:
+    def function(config: Any, ctx: Any) -> Any: ...
+
+    function.__annotations__ = {"config": config_type, "ctx": Context, "return": Number}
+    function.__doc__ = help_
+    return stage(kind)(function)
+
+
+KINDS = [
+    ("data.mnist", "MNIST: handwritten digits.\n\nNo CSV."),
+    ("data.table", "A table in a CSV or Parquet file."),
+    ("data.text", "Texts in a CSV file."),
+    ("quant.prepare", "Insert observers."),
+    ("quant.prepare_qat", "Insert fake quantization."),
+    ("export.onnx", "Export."),
+    ("model.small_unet", "Build a U-Net."),
+    ("model.text_lstm", "Build an LSTM."),
+    ("model.transformers", "Build a network of Hugging Face's library."),
+]
+STAGES = {kind: make(kind, help_) for kind, help_ in KINDS}
+STAGES["model.torchvision"] = make("model.torchvision", "Build one of torchvision's.", TrainConfig)
+OF_MODELS = "; `ptpipe stages model` lists this family"
+
+
+@pytest.mark.parametrize(
+    ("kind", "suggestion", "more"),
+    [
+        ("quant.qat", "quant.prepare_qat", ""),
+        ("model.lstm", "model.text_lstm", ""),
+        ("onnx.export", "export.onnx", ""),
+        ("data.csv", None, "; see data.table, data.text"),
+        ("data.parquet", "data.table", ""),
+        ("model.huggingface", "model.transformers", ""),
+        ("model.hugging_face", "model.transformers", ""),
+        ("model.resnet18", "model.torchvision", ""),
+        ("quant.prepar", "quant.prepare", ""),
+        ("modle.text_lstm", "model.text_lstm", ""),
+        ("model.vit", None, OF_MODELS),
+        ("model.a", None, OF_MODELS),
+        ("model.", None, OF_MODELS),
+        ("zebra.stripe", None, ""),
+    ],
+)
+def test_kinds(kind: str, suggestion: str | None, more: str) -> None:
+    assert kind_hint(kind, STAGES) == (suggestion, more)
+
+
+@pytest.mark.parametrize(
+    ("option", "suggestion"),
+    [("learning_rate", "lr"), ("learningRate", "lr"), ("shedule", "schedule"), ("rates", None), ("network", "name")],
+)
+def test_options(option: str, suggestion: str | None) -> None:
+    assert option_hint(option, TrainConfig) == suggestion
