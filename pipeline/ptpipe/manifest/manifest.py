@@ -244,7 +244,12 @@ class _StructureCheck:
 
     def _stages(self, stages: JSON) -> tuple[StageEntry, ...]:
         if not isinstance(stages, dict) or not stages:
-            self._complain("stages: must be a mapping from stage ids to stages", ("stages",))
+            form = (
+                ", not a list: each is `ID: {uses: KIND}`, without a dash"
+                if isinstance(stages, list) and stages
+                else ""
+            )
+            self._complain(f"stages: must be a mapping from stage ids to stages{form}", ("stages",))
             return ()
         return tuple(self._stage(stage_id, stage) for stage_id, stage in stages.items())
 
@@ -271,17 +276,24 @@ class _StructureCheck:
         if not isinstance(options, dict | None):
             self._complain(f"{stage_id}: `with` holds options by name, not {word_for(options)}", (*path, "with"))
             broken.add("with")
-        needs, is_read = self._needs(stage_id, (*path, "needs"), stage.get("needs"))
+        needs, is_read = self._needs(stage_id, (*path, "needs"), stage.get("needs"), uses)
         if not is_read:
             broken.add("needs")
         return StageEntry(stage_id, str(uses), needs, options if isinstance(options, dict) else {}, frozenset(broken))
 
-    def _needs(self, stage_id: str, path: tuple[str, ...], needs: JSON) -> tuple[dict[str, tuple[str, ...]], bool]:
+    def _needs(
+        self, stage_id: str, path: tuple[str, ...], needs: JSON, uses: JSON
+    ) -> tuple[dict[str, tuple[str, ...]], bool]:
         """Return the stages that are named, by input, and whether all could be read."""
         if needs is None:
             return {}, True
         if not isinstance(needs, dict):
-            self._complain(f"{stage_id}: `needs` holds stages by input name, not {word_for(needs)}", path)
+            message = f"{stage_id}: `needs` holds stages by input name, not {word_for(needs)}"
+            given = ", ".join(map(str, needs)) if isinstance(needs, list) else needs
+            if isinstance(given, str) and re.fullmatch(r"[\w., -]{1,60}", given):
+                form = f"[{given}]" if isinstance(needs, list) and len(needs) > 1 else given
+                message += f": `needs: {{INPUT: {form}}}`; `ptpipe stages {uses or 'KIND'}` lists the inputs"
+            self._complain(message, path)
             return {}, False
         result: dict[str, tuple[str, ...]] = {}
         for port, references in needs.items():

@@ -102,7 +102,8 @@ def _problem(stage: Stage[..., object], place: Place, details: Sequence[Any]) ->
         return OptionProblem(place[:-1], f"option {name!r} of {stage.kind} is required")
     demands = list(dict.fromkeys(_in_yaml_words(detail["msg"]) for detail in details))
     demands = [demands[0], *(demand.removeprefix("should be ") for demand in demands[1:])]
-    message = f"{name + ': ' if name else ''}{' or '.join(demands)}{_given(first)}{_hint(details)}"
+    message = f"{name + ': ' if name else ''}{' or '.join(demands)}{_given(first)}"
+    message += _hint(details) or _form(stage, place, first["input"])
     return OptionProblem(place, message, nearest(str(first["input"]), _choices(details)))
 
 
@@ -138,6 +139,30 @@ def _hint(details: Sequence[Any]) -> str:
     if types & {"tuple_type", "list_type"} and re.fullmatch(r"[\w./-]{1,40}", value):
         return f" (a list of one is written [{value}])"
     return ""
+
+
+def _form(stage: Stage[..., object], place: Place, value: JSON) -> str:
+    """Return how a group of options is written whose one option that can take the value was meant."""
+    group = _type_at(stage.config_type, place)
+    if group is None or isinstance(value, list | dict):
+        return ""
+    shown = ""
+    if value is True:
+        shown = "" if _faults(group, {}) else "{}"
+    elif value is not None and value is not False:
+        fitting = [name for name in group.model_fields if name not in _faults(group, {name: value})]
+        shown = f"{{{fitting[0]}: {json.dumps(value, ensure_ascii=False)}}}" if len(fitting) == 1 else ""
+        shown = shown.replace('"', "") if isinstance(value, str) and re.fullmatch(r"[A-Za-z]\w*", value) else shown
+    return f" (write {place[-1]}: {shown})" if shown and len(shown) <= _LONGEST_SHOWN else ""
+
+
+def _faults(group: type[BaseModel], options: Mapping[str, JSON]) -> set[str | int]:
+    """Return which of some options are wrong, or missing."""
+    try:
+        group.model_validate_json(json.dumps(options), strict=True)
+    except ValidationError as error:
+        return {detail["loc"][0] if detail["loc"] else "" for detail in error.errors(include_url=False)}
+    return set()
 
 
 def _choices(details: Sequence[Any]) -> list[str]:

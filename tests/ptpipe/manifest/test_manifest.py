@@ -98,7 +98,28 @@ HEAD = "version: 1\nstages:\n"
         (f"{HEAD}  a: {{uses: 3}}", ["m:3:13: a: `uses: family.thing` is missing"]),
         (f"{HEAD}  a: {{uses: b.c, wiht: {{}}}}", ["m:3:18: unknown key 'wiht' in stage a (did you mean 'with'?)"]),
         (f"{HEAD}  a: {{uses: b.c, with: [x]}}", ["m:3:24: a: `with` holds options by name, not a list"]),
-        (f"{HEAD}  a: {{uses: b.c, needs: x}}", ["m:3:25: a: `needs` holds stages by input name, not a text"]),
+        (
+            f"{HEAD}  a: {{uses: b.c, needs: x}}",
+            [
+                "m:3:25: a: `needs` holds stages by input name, not a text: `needs: {INPUT: x}`; `ptpipe stages b.c` "
+                "lists the inputs"
+            ],
+        ),
+        (
+            f"{HEAD}  a: {{uses: b.c, needs: [x, y]}}",
+            [
+                "m:3:25: a: `needs` holds stages by input name, not a list: `needs: {INPUT: [x, y]}`; "
+                "`ptpipe stages b.c` lists the inputs"
+            ],
+        ),
+        (f"{HEAD}  a: {{uses: b.c, needs: 3}}", ["m:3:25: a: `needs` holds stages by input name, not a number"]),
+        (
+            "version: 1\nstages:\n- a: {uses: b.c}",
+            [
+                "m:3:1: stages: must be a mapping from stage ids to stages, not a list: each is `ID: {uses: KIND}`, "
+                "without a dash"
+            ],
+        ),
         (f"{HEAD}  a: {{uses: b.c, needs: {{x: 3}}}}", ["m:3:29: a: x needs a stage id or a list of them"]),
         (f"{HEAD}  a: {{uses: b.c, needs: {{x: []}}}}", ["m:3:29: a: x needs a stage id or a list of them"]),
         (f"{HEAD}  a: {{uses: b.c, needs: {{x: [y, 3]}}}}", ["m:3:29: a: x needs a stage id or a list of them"]),

@@ -154,7 +154,8 @@ def test_all_at_once(project):
             "one: {uses: toy.make}\nsum: {uses: toy.add, needs: one, with: {x: 1}}\n"
             "three: {uses: toy.mak}\ngate: {uses: toy.gate, needs: {a: sum}}",
             [
-                "6:31: sum: `needs` holds stages by input name, not a text",
+                "6:31: sum: `needs` holds stages by input name, not a text: `needs: {INPUT: one}`; "
+                "`ptpipe stages toy.add` lists the inputs",
                 "6:43: sum: unknown option 'x' of toy.add",
                 "7:17: three: unknown stage kind 'toy.mak' (did you mean 'toy.make'?)",
                 "8:9: gate: option 'least' of toy.gate is required",

@@ -19,7 +19,14 @@ class InnerConfig(StageConfig):
     deep: float
 
 
+class PlanConfig(StageConfig):
+    name: Literal["cosine", "step"] = "cosine"
+    share: float | None = Field(None, gt=0, lt=1)
+    first: int | None = Field(None, ge=3)
+
+
 class OptionsConfig(StageConfig):
+    plan: PlanConfig | None = None
     either: int | Literal["auto"] = "auto"
     flag_or_word: Literal["auto"] | bool = "auto"
     maybe: float | None = None
@@ -69,6 +76,14 @@ def some(config: OptionsConfig, ctx: Context) -> Verdict:
         ),
         ({"maybe": "x"}, ("maybe",), 'maybe: should be a number, not "x"', None),
         ({"many": [1, "a"]}, ("many", 1), 'many.1: should be a whole number, not "a"', None),
+        ({"plan": "cosine"}, ("plan",), 'plan: should be a mapping, not "cosine" (write plan: {name: cosine})', None),
+        ({"plan": "a: b"}, ("plan",), 'plan: should be a mapping, not "a: b"', None),
+        ({"plan": 2}, ("plan",), "plan: should be a mapping, not 2", None),
+        ({"plan": 0.5}, ("plan",), "plan: should be a mapping, not 0.5 (write plan: {share: 0.5})", None),
+        ({"plan": True}, ("plan",), "plan: should be a mapping, not true (write plan: {})", None),
+        ({"plan": False}, ("plan",), "plan: should be a mapping, not false", None),
+        ({"group": True}, ("group",), "group: should be a mapping, not true", None),
+        ({"group": "x"}, ("group",), 'group: should be a mapping, not "x"', None),
         ({"many": 3}, ("many",), "many: should be a list, not 3", None),
         ({"many": "x"}, ("many",), 'many: should be a list, not "x" (a list of one is written [x])', None),
         ({"many": "x y: [z]"}, ("many",), 'many: should be a list, not "x y: [z]"', None),
