@@ -116,7 +116,7 @@ ROWS = {
     ),
     "ambiguous input": Row(
         GOOD + "  two: {uses: toy.make}\n  sum: {uses: toy.add, needs: {a: one}}\n",
-        ("6:8: sum: input b (Number) fits several stages above: one, two; name one under needs",),
+        ("6:8: sum: input b (Number) fits several stages above: one, two; name one, such as ...",),
     ),
     "missing input": Row(
         HEAD + "  pair: {uses: toy.split}\n", ("4:9: pair: input a: no stage above has an output of type Number",)

@@ -331,13 +331,28 @@ class _Binder:
         if fitting:
             choices = ", ".join(map(str, fitting[:_MAX_NAMED]))
             choices += f" and {len(fitting) - _MAX_NAMED:,} more" if len(fitting) > _MAX_NAMED else ""
-            message = (
-                f"input {port.name} ({port.type.__name__}) fits several stages above: {choices}; name one under needs"
-            )
+            named = f"{port.name}: {f'[{choices}]' if port.several and len(fitting) <= _MAX_NAMED else fitting[-1]}"
+            add = f"`{named}` in `needs`" if entry.needs else f"`needs: {{{named}}}`"
+            message = f"input {port.name} ({port.type.__name__}) fits several stages above: {choices}; "
+            message += f"name one, such as {add}"
         else:
             message = f"input {port.name}: no stage above has an output of type {port.type.__name__}"
+            message += self._later(entry, port) if self._is_reported() else ""
         self._complain(entry, message)
         return ()
+
+    def _later(self, entry: StageEntry, port: Port) -> str:
+        """Return what to do where a stage below has what an input needs; else nothing."""
+        below = self.manifest.stages[len(self.above) + 1 :]
+        for later in below:
+            stage = self.vocabulary.stages.get(later.uses)
+            if stage is not None and any(issubclass(output.type, port.type) for output in stage.outputs):
+                if any(name == entry.id for names in later.needs.values() for name in names):
+                    continue  # it can't move up
+                place = self.manifest.locate("stages", later.id, key=True)
+                line = f" (line {place.line})" if place else ""
+                return f"; {later.id} comes later{line}: move it up"
+        return ""
 
 
 class _Candidates:

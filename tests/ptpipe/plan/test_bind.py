@@ -95,16 +95,21 @@ def test_defaults_are_filled_in(project):
         (
             TWO + "sum: {uses: toy.add}",
             [
-                "7:8: sum: input a (Number) fits several stages above: one, two; name one under needs",
-                "7:8: sum: input b (Number) fits several stages above: one, two; name one under needs",
+                "7:8: sum: input a (Number) fits several stages above: one, two; name one, such as `needs: {a: two}`",
+                "7:8: sum: input b (Number) fits several stages above: one, two; name one, such as `needs: {b: two}`",
             ],
         ),
         (
             TWO + "pair: {uses: toy.split, needs: {c: one}}",
             [
                 "7:35: pair: toy.split has no input 'c'; it has a, bias",
-                "7:9: pair: input a (Number) fits several stages above: one, two; name one under needs",
+                "7:9: pair: input a (Number) fits several stages above: one, two; "
+                "name one, such as `a: two` in `needs`",
             ],
+        ),
+        (
+            "gate: {uses: toy.gate, with: {least: 1}}\n" + TWO.strip(),
+            ["5:9: gate: input a: no stage above has an output of type Number; one comes later (line 6): move it up"],
         ),
         ("one: {uses: toy.make, needs: {x: y}}", ["5:33: one: toy.make has no input 'x'; it has none"]),
         (
