@@ -1,7 +1,8 @@
 """A YAML 1.2 reader: plain values with the location of every key and value.
 
 Scalars follow the core schema: `1e-3` is a number, `no` is text. Repeated keys, tags and keys that are not scalars are
-problems; size, depth and the expansion of aliases are capped, so that no text can exhaust memory or time.
+problems; size, depth and the expansion of aliases are capped, so that no text can exhaust memory or time. `<<: *anchor`
+merges a mapping, or several, as in YAML 1.1: keys that are written out, and the earlier of several mappings, win.
 """
 
 from __future__ import annotations
@@ -139,6 +140,11 @@ class _Node:
     children: list[_Node] = field(default_factory=list)
     """A list's items; a mapping's keys and values in turn."""
 
+    @property
+    def is_merge(self) -> bool:
+        """Whether it is the key that merges another mapping."""
+        return self.is_plain and self.text == "<<"
+
 
 class _Composer:
     """Builds nodes from the parser's events without recursion.
@@ -215,6 +221,7 @@ class _Reader:
         self.problems: list[Problem] = []
         self.broken: set[Path] = set()
         self.num_letters = 0
+        self.num_merged = 0
 
     def convert(self, node: _Node, path: Path) -> JSON:
         self.values[path] = node.place
@@ -231,7 +238,7 @@ class _Reader:
 
     def _convert_mapping(self, node: _Node, path: Path) -> JSON:
         result: dict[str, JSON] = {}
-        for key_node, value_node in zip(node.children[::2], node.children[1::2], strict=True):
+        for key_node, value_node in self._pairs(node, path):
             key, place = key_node.text, key_node.place
             if key is None or key in result:
                 self.broken.add(path)
@@ -245,6 +252,35 @@ class _Reader:
                 self.keys[(*path, key)] = place
                 result[key] = self.convert(value_node, (*path, key))
         return result
+
+    def _pairs(self, node: _Node, path: Path, depth: int = 0) -> Iterator[tuple[_Node, _Node]]:
+        """Yield a mapping's keys and values, with those of the mappings that it merges in place of their `<<`."""
+        pairs = list(zip(node.children[::2], node.children[1::2], strict=True))
+        seen = {None, *(key.text for key, _ in pairs if not key.is_merge)}
+        merging = [key for key, _ in pairs if key.is_merge]
+        for key, value in pairs:
+            sources = [value] if value.is_mapping else value.children
+            if not key.is_merge:
+                yield key, value
+            elif key is merging[0] and sources and all(source.is_mapping for source in sources):
+                for pair in (pair for source in sources for pair in self._merged(source, depth + 1)):
+                    if pair[0].text not in seen:
+                        seen.add(pair[0].text)
+                        yield pair
+            elif depth == 0:
+                self.problems.append(
+                    Problem("<< is given once, with a mapping (`<<: *a`) or a list of them", key.place)
+                )
+                self.broken.add(path)
+
+    def _merged(self, source: _Node, depth: int) -> Iterator[tuple[_Node, _Node]]:
+        if depth > MAX_DEPTH:
+            raise ManifestError([Problem(f"nested more than {MAX_DEPTH} levels deep, aliases expanded", source.place)])
+        for pair in self._pairs(source, (), depth):
+            self.num_merged += 1
+            if self.num_merged > MAX_VALUES:
+                raise ManifestError([Problem(f"more than {MAX_VALUES} values, aliases expanded", source.place)])
+            yield pair
 
     def _check_text(self, text: str, place: Location) -> None:
         self.num_letters += len(text)

@@ -159,6 +159,56 @@ def test_aliases_are_expanded_and_may_be_given_anew():
     assert read("a: &x {k: 1}\nb: *x\nc: &x 2\nd: *x", "m").value == {"a": {"k": 1}, "b": {"k": 1}, "c": 2, "d": 2}
 
 
+MERGING = """
+a: &a {x: 1, y: 2}
+b: &b
+  y: 3
+  z: &z {deep: 1}
+one:
+  w: 0
+  <<: *a
+  y: 4
+several: {<<: [*b, *a]}
+chain: &chain {<<: *b, x: 5}
+far: {<<: *chain}
+quoted: {"<<": 1}
+"""
+
+
+def test_mappings_are_merged():
+    document = read(MERGING, "m")
+    value = document.value
+    assert (document.problems, value["quoted"]) == ((), {"<<": 1})
+    assert list(value["one"].items()) == [("w", 0), ("x", 1), ("y", 4)]
+    assert value["several"] == {"x": 1, "y": 3, "z": {"deep": 1}}
+    assert value["far"] == {"x": 5, "y": 3, "z": {"deep": 1}}
+    assert (document.locate(("one", "x")).line, document.locate(("far", "z", "deep")).line) == (2, 5)
+    assert document.locate(("one", "y"), key=True).line == 9
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "message"),
+    [
+        ("a: 1\n<<: 3", 2, "<< is given once, with a mapping (`<<: *a`) or a list of them"),
+        ("a: 1\n<<: []", 2, "<< is given once, with a mapping (`<<: *a`) or a list of them"),
+        ("a: &a {x: 1}\n<<: *a\n<<: *a", 3, "<< is given once, with a mapping (`<<: *a`) or a list of them"),
+        ("a: &a {x: 1}\nb: {<<: *a, y: 1, y: 2}", 2, "'y' is given twice; first in line 2"),
+    ],
+)
+def test_what_is_no_merge(text, line, message):
+    (problem,) = read(text, "m").problems
+    assert (problem.location.line, problem.message) == (line, message)
+
+
+def test_what_merges_expand_to_is_capped():
+    chain = "\n".join(f"a{n}: &a{n} {{<<: *a{n - 1}}}" for n in range(1, MAX_DEPTH + 3))
+    with pytest.raises(ManifestError, match="levels deep, aliases expanded"):
+        read(f"a0: &a0 {{x: 1}}\n{chain}", "m")
+    doubled = "\n".join(f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 9)}]}}" for n in range(1, 9))
+    with pytest.raises(ManifestError, match="values, aliases expanded"):
+        read(f"a0: &a0 {{x: 1}}\n{doubled}", "m")
+
+
 def test_what_other_tools_write():
     assert read("a: 1\r\nb: 2\r\n", "m").value == {"a": 1, "b": 2}
     assert read("%YAML 1.1\n---\na: no\n...\n", "m").value == {"a": "no"}
