@@ -32,7 +32,7 @@ class StageEntry:
     needs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     options: Mapping[str, JSON] = field(default_factory=dict)
     broken: frozenset[str] = frozenset()
-    """Which of `uses`, `needs` and `with` can't be read as written, so that nothing more can be said of them."""
+    """Which of `uses`, `needs` and `with` can't be read as written, so that nothing else of them is checked."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def parse(text: str, path: Path) -> Manifest:
 def parse_stages(text: str, path: Path) -> Manifest:
     """Parse YAML text as `parse` does; leave problems of its structure to `bind`, which finds those of other stages.
 
-    Raises ManifestError where stages, or the plugins that would know them, can't be told.
+    Raises ManifestError where stages, or the plugins that would know them, are unknown.
     """
     check = _StructureCheck(read(text, str(path)))
     manifest = check.manifest(path)
