@@ -19,6 +19,7 @@ from ptpipe_eval.predict import EvalSplit, Evaluation, evaluate_split, progress_
 from ptpipe_eval.quality.details import Details, ModelDetails
 from ptpipe_eval.quality.paired import ModelSamples, pair
 from ptpipe_eval.quality.recorder import SampleRecorder
+from ptpipe_eval.target import as_on_target, report_exact_sums
 from ptpipe_torch import Data, Deployable
 
 if TYPE_CHECKING:
@@ -106,10 +107,13 @@ def _evaluated(
     total = len(ctx.input_names["models"]) * len(split.samples)
     recorder = SampleRecorder(split.data.info.task, len(split.samples))
     evaluation = Evaluation(split.of(model), recorder=recorder)
-    with model.predictor() as predict:
+    on_target = as_on_target(model)
+    with on_target.predictor() as predict:
         on_batch = progress_callback(ctx, total, num_done, model=name)
         evaluate_split(name, predict, evaluation, config.batch_size, on_batch)
     figures = evaluation.figures(name)
+    if on_target is not model:
+        report_exact_sums(ctx, name, model, split, figures)
     values = {metric.name: cast("float", figures[metric.name]) for metric in split.data.info.task.metrics}
     row = Row(name, model.format, model.size_bytes, values)
     return EvaluatedModel(row, recorder.result(), recorder.details(figures), recorder.targets())

@@ -192,13 +192,18 @@ def progress_callback(ctx: Context, total: int, offset: int = 0, **facts: str) -
 
 def predict_split(config: PredictConfig, ctx: Context, model: Deployable, data: Data) -> Predictions:
     """Predict every sample of the configured split and compute the metrics."""
+    from ptpipe_eval.target import as_on_target, report_exact_sums
+
     name = ctx.input_names.get("model", ("the model",))[0]
     data.info.check_fit(name, model.signature)
     split = select_split(data, config.split).of(model)
     evaluation = Evaluation(split, keeps_samples=True)
-    with model.predictor(config.num_threads) as predict:
+    on_target = as_on_target(model)
+    with on_target.predictor(config.num_threads) as predict:
         evaluate_split(name, predict, evaluation, config.batch_size, progress_callback(ctx, len(split.samples)))
     figures = evaluation.figures(name)
+    if on_target is not model:
+        report_exact_sums(ctx, name, model, split, figures)
     ctx.metric(**{metric.name: figures[metric.name] for metric in data.info.task.metrics})
     origin: dict[str, JSON] = {"data": data.info.name, "split": config.split, "format": model.format}
     origin["probabilities"] = dict(data.info.task.probability_functions)

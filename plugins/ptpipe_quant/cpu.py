@@ -35,7 +35,7 @@ def wants_reduced_range(
     For an x86 processor of unknown features (`cpuinfo` can't be read), True, which is safe.
     """
     if backend == "qnnpack":
-        return False, "qnnpack's sums do not overflow"
+        return False, "qnnpack's sums do not overflow (those of its ONNX files may, on x86 without VNNI)"
     architecture = architecture or platform.machine()
     if not host.is_x86(architecture):
         return False, f"{architecture} kernels do not overflow"

@@ -39,7 +39,7 @@ def _judge_accuracy(config: AccuracyConfig, comparison: Comparison, candidate: R
     if config.min_accuracy is not None:
         total = comparison.num_samples
         text = (
-            f"{candidate.name} has {_metric_text(metric, own, total)} ({round(own * total):,} of {total:,} samples), "
+            f"{candidate.name} has {metric_text(metric, own, total)} ({round(own * total):,} of {total:,} samples), "
             f"minimum {percent(config.min_accuracy, 2)} %"
         )
         checks.append(LimitCheck(own >= config.min_accuracy, text))
@@ -64,15 +64,15 @@ def _judge_quality(config: QualityConfig, comparison: Comparison, candidate: Row
     metric, baseline = comparison.metric(config.metric), comparison.row(comparison.baseline)
     own, other = (row.metrics[metric.name] for row in (candidate, baseline))
     drop, total = comparison.drop(candidate.name, metric), comparison.num_samples
-    has, name = f"{candidate.name} has {_metric_text(metric, own, total)}", metric.name.replace("_", " ")
+    has, name = f"{candidate.name} has {metric_text(metric, own, total)}", metric.name.replace("_", " ")
     checks = []
     if config.max_drop is not None:
         checks.append(check_drop(comparison, candidate, metric, config.max_drop, config.confidence))
     if config.min_value is not None:
-        text = f"{has} {name}, minimum {_metric_text(metric, config.min_value, total)}"
+        text = f"{has} {name}, minimum {metric_text(metric, config.min_value, total)}"
         checks.append(LimitCheck(own >= config.min_value, text))
     if config.max_value is not None:
-        text = f"{has} {name}, maximum {_metric_text(metric, config.max_value, total)}"
+        text = f"{has} {name}, maximum {metric_text(metric, config.max_value, total)}"
         checks.append(LimitCheck(own <= config.max_value, text))
     figures: dict[str, JSON] = {
         "metric": metric.name,
@@ -167,7 +167,7 @@ def _difference(comparison: Comparison, candidate: Row, metric: Metric) -> str:
 def _values(comparison: Comparison, candidate: Row, metric: Metric, drop: Drop) -> str:
     """Return `98.90 % vs 99.02 %, 17 lost and 5 gained of 10,000 samples`."""
     baseline, total = comparison.row(comparison.baseline), comparison.num_samples
-    own, other = (_metric_text(metric, row.metrics[metric.name], total) for row in (candidate, baseline))
+    own, other = (metric_text(metric, row.metrics[metric.name], total) for row in (candidate, baseline))
     lost, gained = getattr(drop, "num_lost", None), getattr(drop, "num_gained", None)
     counts = f"{total:,} samples" if lost is None else f"{lost:,} lost and {gained:,} gained of {total:,} samples"
     return f"{own} vs {other}, {counts}"
@@ -200,6 +200,7 @@ def drop_facts(drop: Drop | None, max_drop: float | None, confidence: float) -> 
     }
 
 
-def _metric_text(metric: Metric, value: float, num_samples: int) -> str:
+def metric_text(metric: Metric, value: float, num_samples: int) -> str:
+    """Format a value of a metric: of a fraction, in percent, with digits for a single sample."""
     decimals = max(2, len(str(num_samples - 1)) - 2)
     return f"{100 * value:.{decimals}f} %" if metric.is_fraction else f"{value:.5g}"

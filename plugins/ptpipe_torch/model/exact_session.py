@@ -23,6 +23,20 @@ def may_saturate() -> bool:
     return host.is_x86() and (flags is None or not flags.intersection(host.VNNI_FLAGS))
 
 
+def saturates_unlike_target(path: Path) -> bool:
+    """Return whether usual kernels may saturate here, and not on the processors that a file was exported for.
+
+    Those of `backend: qnnpack` are phones, whose sums are exact. `path`: of a file that is an int8 one; of whom nothing
+    is known (another program wrote it) runs as it runs here.
+    """
+    if not may_saturate():
+        return False
+    import onnx
+
+    stored = {entry.key: entry.value for entry in onnx.load(path, load_external_data=False).metadata_props}
+    return stored.get("backend") == "qnnpack" and stored.get("saturating_layers_without_vnni", "[]") != "[]"
+
+
 def exact_session(path: Path, options: Any) -> Any:
     """Return a session of a self-contained file. `options`: an `onnxruntime.SessionOptions`, which is changed."""
     from ptpipe_torch.ort import ort

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, JsonValue
 from ptpipe import JSON, IntegrityError, StageError, host
 from ptpipe_torch.data.raw_form import NORMALIZED, InputForm
 from ptpipe_torch.model.deployable import Deployable, Predictor, check_output
-from ptpipe_torch.model.exact_session import exact_session
+from ptpipe_torch.model.exact_session import exact_session, saturates_unlike_target
 from ptpipe_torch.model.onnx_bytes import is_self_contained
 from ptpipe_torch.model.signature import Signature, TensorSpec
 from ptpipe_torch.runtime import released_memory
@@ -82,6 +82,16 @@ class OnnxFile(Deployable):
         exact = copy.copy(self)
         exact._exact_sums = True
         return exact
+
+    def as_on_target(self) -> OnnxFile:
+        """Return the file with predictors that compute what the processors do that it was exported for.
+
+        A file for qnnpack has exact sums, also where usual kernels saturate. Any other is returned as it is: it runs as
+        an application here would run it.
+        """
+        if self.precision != "float32" and saturates_unlike_target(self.path):
+            return self.with_exact_sums()
+        return self
 
     @property
     def signature(self) -> Signature:

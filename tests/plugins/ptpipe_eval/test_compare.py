@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from datetime import UTC, datetime
 
 import numpy as np
+import onnx
 import pytest
+from onnx import numpy_helper
 
 from ptpipe import Context, IntegrityError, StageError, host
 from ptpipe.events import Metric, Notice, Progress
@@ -15,6 +18,7 @@ from ptpipe_eval.config import CompareConfig, EvalLatencyConfig, PredictConfig
 from ptpipe_eval.graph.facts import Costs, Peaks
 from ptpipe_eval.quality import recorder
 from ptpipe_torch import Metric as TaskMetric
+from ptpipe_torch import OnnxFile, Selected
 
 from ...latencies import latency
 
@@ -51,6 +55,25 @@ def test_rows_hold_what_was_measured(digits, pair, torch_model, onnx_model, cont
     assert made.metrics == digits.info.task.metrics
     assert (made.data, made.split, made.num_samples, made.baseline) == ("digits", "test", 400, "net")
     assert abs(datetime.now(UTC) - datetime.fromisoformat(made.measured_at)).total_seconds() < 60
+
+
+@pytest.mark.parametrize("is_selected", [False, True])
+def test_quality_is_that_of_the_processors_a_file_is_for(
+    digits, torch_model, onnx_model, weights, context, events, monkeypatch, tmp_path, is_selected
+) -> None:
+    content = onnx.load(onnx_model.path)
+    biases = next(tensor for tensor in content.graph.initializer if tensor.name == "biases")
+    biases.CopyFrom(numpy_helper.from_array(weights[1] - 100 * (np.arange(10) == 3).astype(np.float32), "biases"))
+    onnx.save(content, tmp_path / "saturating.onnx")
+    file = OnnxFile(tmp_path / "saturating.onnx", onnx_model.signature)
+    monkeypatch.setattr(OnnxFile, "as_on_target", lambda self: onnx_model if self is file else self)
+    models = [torch_model, Selected("file", file) if is_selected else file]
+    made = eval_compare(CompareConfig(**QUICK), context(models=("net", "int8")), models, digits)
+    alone = eval_predict(PredictConfig(), context(model=("int8",)), models[1], digits)
+    assert made.rows[1].metrics["accuracy"] == alone.metrics["accuracy"] == made.rows[0].metrics["accuracy"] > 0.9
+    compared, predicted = (event.text for event in events if isinstance(event, Notice))
+    assert compared == predicted
+    assert re.search(r"int8 was made for qnnpack.* accuracy 9\d\.\d\d %\. .* accuracy 8\d\.\d\d %\.", compared)
 
 
 @pytest.mark.usefixtures("forked_servers")

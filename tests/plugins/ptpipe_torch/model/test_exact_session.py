@@ -87,6 +87,31 @@ def test_a_file_is_read_as_it_is_where_nothing_saturates(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
+    ("metadata", "may", "is_exact"),
+    [
+        ({"backend": "qnnpack", "saturating_layers_without_vnni": '["sum0"]'}, True, True),
+        ({"backend": "qnnpack", "saturating_layers_without_vnni": '["sum0"]'}, False, False),
+        ({"backend": "qnnpack", "saturating_layers_without_vnni": "[]"}, True, False),
+        ({"backend": "fbgemm", "saturating_layers_without_vnni": '["sum0"]'}, True, False),
+        ({}, True, False),
+    ],
+)
+def test_a_file_for_phones_has_their_sums(
+    metadata: dict[str, str], may: bool, is_exact: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(module, "may_saturate", lambda: may)
+    model, path = layers(shared=False), tmp_path / "model.onnx"
+    helper.set_model_props(model, metadata)
+    onnx.save(model, path)
+    signature = Signature((TensorSpec("x", "float32", ("batch", K)),), (TensorSpec("y2", "float32", ("batch", K)),))
+    file = OnnxFile(path, signature, "int8")
+    assert (file.as_on_target() is not file) is is_exact
+    if is_exact:
+        with file.as_on_target().predictor(1) as predict:
+            np.testing.assert_allclose(predict({"x": X_NK})["y2"], expected(), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
     ("architecture", "flags", "may"),
     [
         ("x86_64", {"avx2"}, True),
