@@ -19,6 +19,7 @@ from ptpipe_eval.predict import EvalSplit, Evaluation, evaluate_split, progress_
 from ptpipe_eval.quality.details import Details, ModelDetails
 from ptpipe_eval.quality.paired import ModelSamples, pair
 from ptpipe_eval.quality.recorder import SampleRecorder
+from ptpipe_eval.quality.trivial import trivial_answer
 from ptpipe_eval.target import as_on_target, report_exact_sums
 from ptpipe_torch import Data, Deployable
 
@@ -53,6 +54,7 @@ def compare_models(config: CompareConfig, ctx: Context, models: Sequence[Deploya
     rows = [replace(one.row, costs=costs) for one, costs in zip(evaluated, counted, strict=True)]
     rows, peaks = timed_rows(config, ctx, split, rows, models, names.index(baseline))
     recorded = [one.samples for one in evaluated]
+    trivial = trivial_answer(data.info.task, split.samples.targets, len(split.samples))
     samples = pair(data.info.task, recorded, names.index(baseline), split.samples.ids.tolist(), ctx.seed)
     comparison = Comparison(
         data.info.name,
@@ -66,7 +68,10 @@ def compare_models(config: CompareConfig, ctx: Context, models: Sequence[Deploya
         samples,
         peaks,
         Details(tuple(one.details for one in evaluated), evaluated[0].targets_NT),
+        trivial,
     )
+    if trivial and (learned_nothing := trivial.notice(primary, rows, comparison.num_samples)):
+        ctx.notice(learned_nothing)
     unknown = [metric.name for metric in metrics if metric.name not in {*samples.right, *samples.bootstraps}]
     if unknown and len(rows) > 1:
         ctx.notice(

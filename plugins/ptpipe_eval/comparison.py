@@ -16,6 +16,7 @@ from ptpipe_torch import Metric
 if TYPE_CHECKING:
     from ptpipe_eval.quality.details import Details
     from ptpipe_eval.quality.paired import Drop, PairedSamples
+    from ptpipe_eval.quality.trivial import TrivialAnswer
 
 _FILE = "comparison.json"
 SAMPLES_FILE = "samples.json"
@@ -62,7 +63,8 @@ class Comparison(Artifact):
                    "latency": [{"batch_size": int, "threads": "one" | "all", "median_ms": float, ...}, ...],
                    "start_up": {"load_ms": float, "first_call_ms": float, "peak_memory_bytes": int},
                    "compressed_bytes": int, "macs": int, "costs": {"operators": {...}, ...}}, ...],
-         "peaks": [{"num_threads": int, "macs_per_s": {...}, "bytes_per_s": {...}}, ...]}
+         "peaks": [{"num_threads": int, "macs_per_s": {...}, "bytes_per_s": {...}}, ...],
+         "trivial_answer": {"answer": str, "value": float, "no_better": [str, ...]}}
 
     Rows are in the order of the manifest. The first of `metrics` is the task's primary metric, here the accuracy of a
     classification. `drop` is by how much the row is worse in it than the baseline (negative if it is better); of a
@@ -72,6 +74,8 @@ class Comparison(Artifact):
     the interval of the drop at 95 %; `num_lost`, samples that are right in the baseline alone, `num_gained`, those that
     are right in the row alone, `discordance`, the fraction of both; `num_flips`, samples that the row predicts
     differently, right or wrong; and the 20 classes that lose most. No interval is corrected for their number.
+    `trivial_answer` is the best one that looks at no input (always the most frequent class), with its primary metric
+    and the rows that are no better; it is missing where it isn't known.
     `measured_at` is ISO 8601 in UTC; the machine is in the record of the stage.
     """
 
@@ -92,6 +96,8 @@ class Comparison(Artifact):
     """Of the machine, for each number of threads that latency was measured with."""
     details: Details | None = field(default=None, compare=False, repr=False)
     """What reports show of each model beside its figures; None: not known."""
+    trivial_answer: TrivialAnswer | None = None
+    """The best answer that looks at no input; None: not known."""
 
     def drop(self, name: str, metric: Metric) -> Drop | None:
         """Return how much worse the row of that name is than the baseline; None where no interval is known."""
@@ -133,7 +139,8 @@ class Comparison(Artifact):
             rows = tuple(_row_from_json(row) for row in content.pop("rows"))
             metrics = tuple(Metric(**metric) for metric in content.pop("metrics"))
             peaks = tuple(map(Peaks.from_json, content.pop("peaks", ())))
-            comparison = cls(rows=rows, metrics=metrics, peaks=peaks, **content)
+            trivial = _trivial_from_json(content.pop("trivial_answer", None))
+            comparison = cls(rows=rows, metrics=metrics, peaks=peaks, trivial_answer=trivial, **content)
         except (ValueError, KeyError, TypeError) as error:
             raise IntegrityError(f"{folder / _FILE} is not a comparison: {error!r}") from error
         return replace(comparison, samples=comparison._load_samples(folder), details=comparison._load_details(folder))
@@ -165,7 +172,13 @@ class Comparison(Artifact):
             "measured_at": self.measured_at,
             "rows": [self._row_as_json(row) for row in self.rows],
             "peaks": [asdict(own) for own in self.peaks],
+            **self._trivial_as_json(),
         }
+
+    def _trivial_as_json(self) -> dict[str, JSON]:
+        if self.trivial_answer is None:
+            return {}
+        return {"trivial_answer": self.trivial_answer.to_json(self.metrics[0], self.rows)}
 
     def _row_as_json(self, row: Row) -> dict[str, JSON]:
         baseline = self.row(self.baseline)
@@ -209,6 +222,14 @@ def _costs_as_json(costs: Costs | None) -> dict[str, JSON]:
     if costs is None:
         return {}
     return {"compressed_bytes": costs.compressed_bytes, "macs": costs.macs, "costs": costs.to_json()}
+
+
+def _trivial_from_json(content: Mapping[str, Any] | None) -> TrivialAnswer | None:
+    if content is None:
+        return None
+    from ptpipe_eval.quality.trivial import TrivialAnswer
+
+    return TrivialAnswer(content["answer"], content["value"])
 
 
 def _row_from_json(content: Mapping[str, Any]) -> Row:

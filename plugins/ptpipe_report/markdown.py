@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 
-from ptpipe import Notice, RunFinished, RunStarted, StageFinished, host, one_line, write_atomically
+from ptpipe import ExitCode, Notice, RunFinished, RunStarted, StageFinished, host, one_line, write_atomically
 from ptpipe_report import run_summary
 from ptpipe_report.comparison import Column, Table, explained_marks, metric_tables, tables
 from ptpipe_report.formatting import figure, joined, seconds_text
@@ -55,7 +55,9 @@ def _part(*blocks: str) -> str:
 
 def _verdict(finished: RunFinished, run_notices: Iterable[Notice]) -> str:
     """Return the heading, what each gate decided and why, what failed, and all notices."""
-    blocks = [f"# {escape(finished.name)}: {escape(run_summary.ending(finished))}"]
+    caveat = run_summary.caveat(finished) if finished.exit_code == ExitCode.DONE else ""
+    ending = run_summary.ending(finished) + (f", but {caveat}" if caveat else "")
+    blocks = [f"# {escape(finished.name)}: {escape(ending)}"]
     if gates := run_summary.gates(finished.stages):
         rows = [[escape(gate.stage_id), _decision(gate), escape(gate.reason)] for gate in gates]
         blocks.append(_table(["gate", "verdict", "reason"], [_LEFT] * 3, rows))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -180,6 +180,46 @@ def gates(stages: Iterable[StageFinished]) -> list[Gate]:
             facts = {name: value for name, value in summary.items() if name not in _JUDGEMENT}
             found.append(Gate(stage, name, decision, reason, facts, summary.get("fail_undecided") is True))
     return found
+
+
+def candidates_of(gates: Sequence[Gate], decision: str | None = None) -> list[str]:
+    """Return what the gates judge, each once: the selected one where a gate selects.
+
+    `decision`: only what a gate decided so.
+    """
+    judged = (pair for gate in gates for pair in _judged_by(gate))
+    return list(dict.fromkeys(name for name, own in judged if decision in (None, own)))
+
+
+def _judged_by(gate: Gate) -> list[tuple[str, str]]:
+    """Return names of models and what is decided of each."""
+    one, several = gate.facts.get("selected") or gate.facts.get("candidate"), gate.facts.get("candidates")
+    if isinstance(one, str):
+        return [(one, gate.decision)]
+    rows = several if isinstance(several, list) else []
+    named = (row for row in rows if isinstance(row, Mapping) and "candidate" in row)
+    return [(str(row["candidate"]), str(row.get("decision", gate.decision))) for row in named]
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return `a, b and c`."""
+    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
+
+
+def caveat(finished: RunFinished) -> str:
+    """Return why the models that gates judge are of no use: none is better than a trivial answer; else nothing."""
+    judged, found = candidates_of(gates(finished.stages)), dict[str, str]()
+    for stage in finished.stages:
+        for output in stage.outputs.values():
+            summary = output.get("summary")
+            trivial = summary.get("trivial_answer") if isinstance(summary, Mapping) else None
+            names = trivial.get("no_better") if isinstance(trivial, Mapping) else None
+            if isinstance(trivial, Mapping) and isinstance(names, list):
+                found |= {str(name): str(trivial.get("answer")) for name in names}
+    if not judged or not found.keys() >= {*judged}:
+        return ""
+    are = "is" if len(judged) == 1 else "are"
+    return f"{listed(judged)} {are} no better than always answering {found[judged[0]]}"
 
 
 def failed_stages(stages: Iterable[StageFinished]) -> list[StageFinished]:

@@ -143,7 +143,10 @@ class Screen(Reporter):
         duration = f"{'in' if outcome is Outcome.DONE else 'after'} {seconds_text(event.seconds)}"
         symbol, ending = self._writer.theme.symbol(outcome), run_summary.ending(event)
         self._writer.blank()
-        lead = Text(f"{symbol} {one_line(event.name)} {ending} {duration}{_MARGIN}", STYLES[outcome])
+        style = STYLES[outcome]
+        if outcome is Outcome.DONE and (caveat := run_summary.caveat(event)):
+            symbol, style, duration = self._writer.theme.notice, NOTICE, f"{duration}, but {one_line(caveat)}"
+        lead = Text(f"{symbol} {one_line(event.name)} {ending} {duration}{_MARGIN}", style)
         self._writer.entry(lead, run_summary.tally(event.stages))
         for stage in failed:
             self._writer.entry(Text(f"{_MARGIN}{one_line(stage.stage_id)}: ", "bold"), stage.message)

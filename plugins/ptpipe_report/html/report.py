@@ -27,7 +27,7 @@ from ptpipe_report.html.plot import draw_plot
 from ptpipe_report.html.provenance import provenance
 from ptpipe_report.html.stage_graph import draw_stage_graph
 from ptpipe_report.html.trade_offs import trade_off_plots
-from ptpipe_report.html.verdict import banner, candidates_of
+from ptpipe_report.html.verdict import banner
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -56,7 +56,7 @@ def render(
     for stage in finished.stages:
         notices.add_all(stage)
     comparisons, gates = comparisons_of(finished.stages), run_summary.gates(finished.stages)
-    candidates = candidates_of(gates)
+    candidates = run_summary.candidates_of(gates)
     outcomes = {stage.stage_id: _outcome(stage, gates) for stage in finished.stages}
     context = {
         "name": finished.name,

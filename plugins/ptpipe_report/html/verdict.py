@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ptpipe import Decision, ExitCode, Outcome, RunFinished, StageFinished
@@ -10,7 +10,7 @@ from ptpipe_report import run_summary
 from ptpipe_report.comparison import latency_label
 from ptpipe_report.formatting import counted, seconds_text
 from ptpipe_report.html.artifacts import Artifact, Artifacts, Cell, drop_text
-from ptpipe_report.run_summary import Gate
+from ptpipe_report.run_summary import Gate, candidates_of, listed
 
 
 @dataclass(frozen=True)
@@ -58,25 +58,6 @@ def banner(run: RunFinished, comparisons: Sequence[Artifacts]) -> Banner:
     return Banner(state, headline, note, gates, failures, tiles, files)
 
 
-def candidates_of(gates: Sequence[Gate], decision: str | None = None) -> list[str]:
-    """Return what the gates judge, each once: the selected one where a gate selects.
-
-    `decision`: only what a gate decided so.
-    """
-    judged = (pair for gate in gates for pair in _judged_by(gate))
-    return list(dict.fromkeys(name for name, own in judged if decision in (None, own)))
-
-
-def _judged_by(gate: Gate) -> list[tuple[str, str]]:
-    """Return names of models and what is decided of each."""
-    one, several = gate.facts.get("selected") or gate.facts.get("candidate"), gate.facts.get("candidates")
-    if isinstance(one, str):
-        return [(one, gate.decision)]
-    rows = several if isinstance(several, list) else []
-    named = (row for row in rows if isinstance(row, Mapping) and "candidate" in row)
-    return [(str(row["candidate"]), str(row.get("decision", gate.decision))) for row in named]
-
-
 def _state(run: RunFinished, gates: Sequence[Gate]) -> str:
     if run.interrupted:
         return "interrupted"
@@ -92,12 +73,13 @@ def _state(run: RunFinished, gates: Sequence[Gate]) -> str:
 def _headline(
     run: RunFinished, state: str, gates: Sequence[Gate], candidates: Sequence[str], failures: Sequence[StageFinished]
 ) -> str:
-    what = _listed(candidates) or "this"
-    named = {decision: _listed([gate.stage_id for gate in gates if gate.decision == decision]) for decision in Decision}
+    what = listed(candidates) or "this"
+    named = {decision: listed([gate.stage_id for gate in gates if gate.decision == decision]) for decision in Decision}
     match state:
         case "passed":
             passed = "its gate passed" if len(gates) == 1 else f"all {len(gates)} gates passed"
-            return f"Ship {what}: {passed}"
+            caveat = run_summary.caveat(run)
+            return f"{passed.capitalize()}, but {caveat}" if caveat else f"Ship {what}: {passed}"
         case "refused":
             return f"Don\N{RIGHT SINGLE QUOTATION MARK}t ship {what}: refused by {named[Decision.REFUSED]}"
         case "undecided":
@@ -109,10 +91,6 @@ def _headline(
             return f"Failed in {where}" if where else run_summary.ending(run).capitalize()
         case _:
             return f"Done: {counted(len(run.stages), 'stage')}, and no gate that judges"
-
-
-def _listed(names: Sequence[str]) -> str:
-    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
 
 
 def _tiles(candidate: str, comparisons: Sequence[Artifacts], gates: Sequence[Gate]) -> list[Tile]:

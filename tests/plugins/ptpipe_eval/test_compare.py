@@ -239,6 +239,34 @@ def test_models_are_compared_sample_by_sample(digits, pair, context, tmp_path) -
         Comparison.load(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("names", "notice"),
+    [
+        (("net", "dumb"), "dumb is no better than always answering the most frequent class: accuracy 10.50 %"),
+        (("dumb", "dumber"), "no model is better than always answering the most frequent class: accuracy 10.50 %"),
+    ],
+)
+def test_models_that_learned_nothing_are_named(
+    digits, linear_model, weights, context, events, tmp_path, names, notice
+) -> None:
+    three = 100 * (np.arange(10) == 3).astype(np.float32)  # the most frequent class is three
+    models = {
+        "net": linear_model(*weights),
+        "dumb": linear_model(0 * weights[0], three),
+        "dumber": linear_model(0 * weights[0], np.roll(three, 1)),
+    }
+    made = eval_compare(CompareConfig(**QUICK), context(models=names), [models[name] for name in names], digits)
+    no_better = [name for name in names if name != "net"]
+    assert made.summary()["trivial_answer"] == {
+        "answer": "the most frequent class",
+        "value": 42 / 400,
+        "no_better": no_better,
+    }
+    assert [event.text for event in events if isinstance(event, Notice)] == [notice]
+    made.save(tmp_path)
+    assert Comparison.load(tmp_path) == made
+
+
 def test_the_resamples_are_those_of_the_seed(digits, pair, context) -> None:
     tables = [
         eval_compare(CompareConfig(batch_sizes=()), replace(context(models=("a", "b")), seed=seed), pair, digits)

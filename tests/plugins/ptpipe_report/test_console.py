@@ -161,6 +161,13 @@ def test_a_failure_names_its_cause_and_the_command_that_resumes(script) -> None:
     ]
 
 
+def test_a_useless_model_that_passes_is_named_at_the_end(script, verdict) -> None:
+    outputs = verdict("passed", "no drop")
+    outputs["output"]["summary"] |= {"candidate": "net", "trivial_answer": {"answer": "the mean", "no_better": ["net"]}}
+    shown = shown_lines(on(None), script, [script.stage("gate", "gate.size", outputs=outputs)])
+    assert "▲ mnist-qat done in 3 min 07 s, but net is no better than always answering the mean  1 done" in shown
+
+
 def test_a_refusal_is_not_a_failure_and_needs_no_resuming(script, verdict) -> None:
     stages = [
         script.stage(

@@ -118,6 +118,25 @@ def test_a_metric_that_is_rows_is_a_table_of_its_own(script) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("candidate", "heading"),
+    [
+        ("onnx", "# mnist-qat: done, but onnx is no better than always answering the mean"),
+        ("int8", "# mnist-qat: done"),
+    ],
+)
+def test_a_gate_that_a_useless_model_passes_is_no_success(script, verdict, candidate, heading) -> None:
+    trivial = {"answer": "the mean", "value": 0.0, "no_better": ["pretrain", "onnx"]}
+    passed = verdict("passed", "no drop")
+    passed["output"]["summary"]["candidate"] = candidate
+    compare = {"output": {"type": "Comparison", "summary": {"trivial_answer": trivial}}}
+    stages = [
+        script.stage("compare", "eval.compare", outputs=compare),
+        script.stage("gate", "gate.size", outputs=passed),
+    ]
+    assert written(script, stages).splitlines()[0] == heading
+
+
 def test_the_whole_report(script) -> None:
     script.overrides = ("pretrain.epochs=3", 'data.root="a b"')
     stages = script.mnist()

@@ -139,6 +139,25 @@ def test_a_passed_run_says_what_to_ship_and_why(run, rendered):
     assert page.all("a")[0].attributes["href"] == "onnx/model.onnx"
 
 
+def test_a_model_that_learned_nothing_is_not_to_be_shipped(run, rendered):
+    trivial = {"answer": "the mean", "value": 0.0, "no_better": ["net", "onnx"]}
+    stages = [
+        dataclasses.replace(
+            stage,
+            outputs={
+                name: {**of, "summary": {**of["summary"], "trivial_answer": trivial}}
+                for name, of in stage.outputs.items()
+            },
+        )
+        if stage.kind == "eval.compare"
+        else stage
+        for stage in run[1].stages
+    ]
+    text = words(banner(rendered(run, stages=tuple(stages))))
+    assert "All 2 gates passed, but onnx is no better than always answering the mean" in text
+    assert "Ship" not in text
+
+
 @pytest.mark.parametrize(
     ("decisions", "code", "state", "headline"),
     [
