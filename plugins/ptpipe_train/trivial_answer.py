@@ -13,9 +13,9 @@ _MIN_SAMPLES = 50
 
 
 def no_better_than_trivial(data: Data, metrics: Mapping[str, JSON]) -> str | None:
-    """Return which answer that looks at no input is as good on val; None where none is, or it isn't known.
+    """Return which answer that looks at no input is as good on val, and the likely cause.
 
-    `metrics`: of the delivered model.
+    None where no such answer is, or it isn't known. `metrics`: of the delivered model.
     """
     val, task = data.splits["val"], data.info.task
     if len(val) < _MIN_SAMPLES or (trivial := task.trivial_answer(val.targets)) is None:
@@ -26,7 +26,6 @@ def no_better_than_trivial(data: Data, metrics: Mapping[str, JSON]) -> str | Non
     if metric.drop(value, reached) < 0:
         return None
     shown, bound = (f"{number:.2%}" if metric.is_fraction else f"{number:.3g}" for number in (value, reached))
-    return (
-        f"val {metric.name} {shown} is no better than always answering {answer}, {bound}: the lr may be too high or "
-        "too low, or the epochs too few"
-    )
+    figures = {name.removeprefix("val_"): value for name, value in metrics.items() if name.startswith("val_")}
+    cause = task.cause_of_errors(figures) or "the lr may be too high or too low, or the epochs too few"
+    return f"val {metric.name} {shown} is no better than always answering {answer}, {bound}: {cause}"

@@ -6,8 +6,8 @@ Shape legend: B samples of a batch, T targets, P positions (1 where targets are 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from math import prod
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from math import hypot, prod
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
 
 from pydantic import Field, PositiveInt, model_validator
 
@@ -29,6 +29,10 @@ _ROUNDING = 1e-13
 _LARGEST_PSNR_DB = 100.0
 """Of a sample that is predicted exactly, whose ratio is infinite: the mean over all samples stays a number."""
 _MIRRORING = "flip"
+_FAR_R2 = -1.0
+"""Below it a network is farther from the targets than their mean is by more than a standard deviation."""
+_SLACK = 1.1
+"""Times the error of always answering 0 that a network may have whose outputs have not left 0 behind."""
 
 
 class MapInfo(ArrayInfo):
@@ -226,6 +230,23 @@ class Regression(Task):
         """The mean, whose R2 is 0."""
         return ("the mean", 0.0) if self.data_range is None else None
 
+    def cause_of_errors(self, figures: Mapping[str, JSON]) -> str | None:
+        """Outputs in other units than the targets': between 0 and a mean of many standard deviations.
+
+        What begins near 0 reaches such a mean late, by its last bias alone.
+        """
+        r2, rmse = cast("float", figures["r2"]), cast("float", figures["rmse"])
+        rmse_of_zeros = sum(map(hypot, self.mean, self.std)) / self.num_targets
+        triples = zip(self.mean, self.std, self.target_names, strict=True)
+        mean, std, name = max(triples, key=lambda own: abs(own[0]) / own[1])
+        if abs(mean) < std or r2 > _FAR_R2 or rmse > _SLACK * rmse_of_zeros:
+            return None
+        return (
+            f"its outputs are off by {_short(rmse)} (RMSE) where always answering 0 is by {_short(rmse_of_zeros)}, "
+            f"since {name} is {_short(mean)} ± {_short(std)}: return the target's units, e.g. end `forward` with "
+            "`* std + mean` (docs/data.md)"
+        )
+
     def _of_targets(self, numbers_T: Iterable[float], like: torch.Tensor) -> torch.Tensor:
         """Return a number for each target, as `like`, (B, T, ...), is divided by them or less them."""
         ones = (1,) * len(self.positions)
@@ -250,3 +271,8 @@ class Regression(Task):
             mean_B = squared_error_BT.sum(1) / (self.num_targets * prod(self.positions) * self.data_range**2)
             sums["psnr_db"] = -10 * mean_B.clamp(min=10 ** (-_LARGEST_PSNR_DB / 10)).log10()
         return sums
+
+
+def _short(number: float) -> str:
+    """Return a number with two digits that count: `4,300`."""
+    return f"{float(f'{number:.1e}'):,.6g}"

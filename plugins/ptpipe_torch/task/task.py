@@ -187,6 +187,10 @@ class Task(Facts, ABC):
         """
         return None
 
+    def cause_of_errors(self, figures: Mapping[str, JSON]) -> str | None:
+        """Return what the `figures` of a network that learned nothing point to, in words; by default None: unknown."""
+        return None
+
     def with_label_smoothing(self, label_smoothing: float) -> Self:
         """Return the task with the fraction `label_smoothing` of a label spread over all classes.
 

@@ -47,12 +47,33 @@ def test_classes(task: Task, labels_N: np.ndarray, metrics: dict[str, float], st
 @pytest.mark.parametrize(("r2", "is_trivial"), [(-0.25, True), (0.0, True), (0.01, False)])
 def test_numbers(r2: float, is_trivial: bool) -> None:
     data = labelled(PRICES, np.linspace(0, 1, 60, dtype=np.float32)[:, None])
-    reason = no_better_than_trivial(data, {"val_r2": r2})
+    reason = no_better_than_trivial(data, {"val_r2": r2, "val_rmse": 0.3})
     assert (reason is not None) == is_trivial
     assert not is_trivial or reason == (
         f"val r2 {r2:g} is no better than always answering the mean, 0: the lr may be too high or too low, or the "
         "epochs too few"
     )
+
+
+@pytest.mark.parametrize(
+    ("mean", "r2", "rmse", "names_units"),
+    [
+        (4300.0, -6.4, 4610.0, True),  # outputs near 0
+        (4300.0, -2.0, 2900.0, True),  # on their way
+        (-4300.0, -6.4, 4610.0, True),
+        (4300.0, -0.5, 2080.0, False),
+        (4300.0, -40.0, 10_900.0, False),  # diverged
+        (10.0, -2.0, 1800.0, False),  # targets lie around 0
+    ],
+)
+def test_numbers_in_other_units(mean: float, r2: float, rmse: float, names_units: bool) -> None:
+    task = Regression(target_names=("height", "price"), mean=(0.0, mean), std=(1.0, 1700.0))
+    data = labelled(task, np.zeros((60, 2), np.float32))
+    reason = no_better_than_trivial(data, {"val_r2": r2, "val_rmse": rmse / 2})
+    assert reason is not None
+    assert ("the lr may be" not in reason) == names_units
+    if names_units:
+        assert f"since price is {mean:,.0f} ± 1,700: return the target's units, e.g. end `forward` with" in reason
 
 
 def test_a_training_at_chance_level_is_reported(lab: Lab) -> None:
