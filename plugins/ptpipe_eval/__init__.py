@@ -127,8 +127,9 @@ def gate_latency(config: LatencyConfig, ctx: Context, comparison: Comparison) ->
     """Refuse a model whose latency is too high, by the confidence interval that was measured.
 
     It passes where the whole interval is within the limit, and refuses where all of it is beyond: a refusal ends the
-    run with exit code 3 after the other stages. Otherwise, or if the comparison does not contain the latency, the gate
-    is undecided.
+    run with exit code 3 after the other stages. Where a busy machine leaves no interval, `max_ms` passes if even the
+    slowest block of calls is within it. Otherwise, or if the comparison does not contain the latency, the gate is
+    undecided.
     """
     from ptpipe_eval.latency.gate import judge_latency
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-from ptpipe import Outcome, StageFinished, one_line
+from ptpipe import Decision, Outcome, StageFinished, one_line
 from ptpipe_report import run_summary
 from ptpipe_report.console import TerminalWriter
 from ptpipe_report.formatting import seconds_text
@@ -47,12 +47,13 @@ class StageLines:
 
     def finished(self, stage: StageFinished) -> Text:
         """Return `✓ 3/12 pretrain  train.supervised  done  41.3 s  val accuracy 99.02 % · loss 0.0313`."""
-        style = STYLES[stage.outcome]
-        line = self.lead(self._writer.theme.symbol(stage.outcome), style, stage.stage_id)
+        outcome = _shown_outcome(stage)
+        style = STYLES[outcome]
+        line = self.lead(self._writer.theme.symbol(outcome), style, stage.stage_id)
         self.add_kind(line, stage.kind)
-        line.append(f"  {stage.outcome:7} ", style)
+        line.append(f"  {outcome:7} ", style)
         seconds = "" if stage.outcome in run_summary.UNTIMED else seconds_text(stage.seconds)
-        line.append(f"{seconds:>{_OUTCOME_AND_TIME_WIDTH - max(7, len(stage.outcome)) - 1}}")
+        line.append(f"{seconds:>{_OUTCOME_AND_TIME_WIDTH - max(7, len(outcome)) - 1}}")
         room = None if self._writer.width is None else self._writer.width - line.cell_len - 3
         result = self._result(stage, room)
         return line.append(f"   {result}") if result else line
@@ -82,3 +83,10 @@ class StageLines:
                 break
             kept = longer
         return separator.join(kept)
+
+
+def _shown_outcome(stage: StageFinished) -> Outcome:
+    """Return the outcome; of a gate that is done and could not decide, that."""
+    is_done = stage.outcome in (Outcome.DONE, Outcome.CACHED)
+    decisions = {gate.decision for gate in run_summary.gates([stage])} if is_done else set()
+    return Outcome.UNDECIDED if Decision.UNDECIDED in decisions else stage.outcome

@@ -93,6 +93,8 @@ class Estimate:
     cpu_ms: float
     """CPU time of a call, of all threads."""
     waited_fraction: float
+    slowest_block_ms: float
+    """The largest of the blocks' medians."""
 
 
 @dataclass(frozen=True)
@@ -220,6 +222,7 @@ def _estimate(
         num_calls=num_calls,
         cpu_ms=sum(block.cpu_ns for block in blocks) / num_calls / 1e6,
         waited_fraction=waited / float(durations_ns.sum()),
+        slowest_block_ms=max(block.median_ns for block in blocks) / 1e6,
     )
 
 

@@ -61,6 +61,8 @@ class Latency:
     """The least that this machine could take, by what the model computes and reads; None where it isn't known."""
     limited_by: Limited | None = None
     """Which of the two that is."""
+    bound_ms: float | None = None
+    """Of an unmeasurable median, what it is below all the same, since other programs only slow down; else None."""
     peak_fraction: float | None = None
     """`limit_ms` over `median_ms`: how much of what the machine can do is used."""
 

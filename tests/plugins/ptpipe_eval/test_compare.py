@@ -331,6 +331,7 @@ def test_the_summary_is_as_documented(table) -> None:
                         "length": None,
                         "limit_ms": None,
                         "limited_by": None,
+                        "bound_ms": None,
                         "peak_fraction": None,
                     },
                     table.summary()["rows"][0]["latency"][1],

@@ -183,7 +183,7 @@ def test_a_refusal_is_not_a_failure_and_needs_no_resuming(script, verdict) -> No
     assert not [line for line in shown if "resume with" in line]
     narrow = shown_lines(on(60), script, stages, exit_code=3)
     assert narrow[2].startswith("✗ 1/2 gate   refused      1.0 s   29.3 % (")  # cut, the whole below
-    assert narrow[3] == "✓ 2/2 other  done         1.0 s   no such latency"
+    assert narrow[3] == "▲ 2/2 other  undecided    1.0 s   no such latency"
 
 
 def test_a_gate_that_fails_undecided_is_not_called_refused(script, verdict) -> None:

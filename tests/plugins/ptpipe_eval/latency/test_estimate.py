@@ -128,6 +128,7 @@ def test_too_many_disturbed_rounds_are_unmeasurable() -> None:
     cell = estimate_cell(good + bad, 0, 1)
     assert [own.verdict for own in cell.models] == ["baseline", "unmeasurable"]
     assert math.isinf(cell.noise) and not is_precise(cell, 0.5)
+    assert [own.slowest_block_ms for own in cell.models] == [block(100).median_ns / 1e6, block(300).median_ns / 1e6]
     assert cell.models[1].ratio.value == pytest.approx(3)
     assert estimate_cell([*good, bad[0], Round(9, good[0].blocks)], 0, 1).models[1].verdict == "slower"
 

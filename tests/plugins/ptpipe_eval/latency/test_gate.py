@@ -62,6 +62,7 @@ def test_the_worst_of_two_limits_decides() -> None:
         "batch_size": 1,
         "threads": "one",
         "median_ms": 0.13,
+        "bound_ms": None,
         "ratio": 0.54,
         "ratio_low": pytest.approx(0.5292),
         "ratio_high": pytest.approx(0.5508),
@@ -78,6 +79,17 @@ def test_an_unmeasurable_latency_decides_nothing() -> None:
         f"batch 1, one thread: int8 takes 0.1x the time of float, allowed 0.5x; {busy}; "
         f"batch 1, one thread: int8 takes 0.13 ms, allowed 100 ms; {busy}"
     )
+
+
+def test_a_busy_machine_only_slows_down() -> None:
+    busy = (latency(1, 0.13, 0.1, bound_ms=0.9, **UNKNOWN),)
+    passed = judge(cells=busy, max_ms=0.9)
+    assert passed.decision is PASSED
+    assert passed.reason == (
+        "batch 1, one thread: int8 takes at most 0.9 ms, on a machine that was busy, allowed 0.9 ms"
+    )
+    assert judge(cells=busy, max_ms=0.89).decision is UNDECIDED
+    assert judge(cells=busy, max_ms=0.9, max_ratio=0.5).decision is UNDECIDED  # the baseline may be slowed down more
 
 
 @pytest.mark.parametrize(

@@ -114,6 +114,7 @@ def test_calls_too_slow_for_the_budget_leave_it_to_the_others(session, large) ->
     assert time.monotonic() - began_s < 30
     assert quick.num_starts > slow.num_starts == slow.num_runs == 1
     assert slow.median_ms > 20 * quick.median_ms and slow.ratio_low is None
+    assert slow.bound_ms == pytest.approx(2 * slow.median_ms, rel=1e-3)  # a single start tells little
 
 
 def test_peak_memory_is_what_the_model_adds(session, models) -> None:
