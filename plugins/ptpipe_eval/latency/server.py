@@ -160,7 +160,10 @@ class Server:
             start += 1
             unfinished = [cell for cell in unfinished if not cell.is_too_slow]
             spent_s = self._spent_s() - begin_s
-            if spent_s > _OVERTIME * budget_s or (spent_s > budget_s and start >= estimate.MIN_STARTS):
+            has_result = any(estimate.undisturbed(cell.rounds, num_threads) for cell in unfinished)
+            if spent_s > _OVERTIME * budget_s or (
+                spent_s > budget_s and (start >= estimate.MIN_STARTS or not has_result)
+            ):
                 break
             if start >= _MIN_PRECISE_STARTS:
                 found = [(cell, estimate.estimate_cell(cell.rounds, baseline, num_threads)) for cell in unfinished]
@@ -181,16 +184,20 @@ class Server:
     def _add_rounds(
         self, cell: _Cell, workers: Sequence[_WorkerProcess], start: int, num_threads: int, rounds_s: float
     ) -> None:
-        """Measure rounds of these workers, up to twice as many as wanted where some are disturbed."""
+        """Measure rounds of these workers: where some are disturbed, up to twice as many as wanted, in twice the time.
+
+        On a busy machine a round takes several times as long as the calls that the workers warmed up with.
+        """
         batch_size = cell.inputs.batch_size
         num_calls = [min(_MAX_CALLS, max(1, _BLOCK_NS // own)) for own in cell.call_ns]
         round_ns = sum((1 + count) * own for count, own in zip(num_calls, cell.call_ns, strict=True))
         num_wanted = min(_MAX_ROUNDS, max(1, int(1e9 * rounds_s) // round_ns))
+        end_s = self._elapsed_s() + _OVERTIME * rounds_s
         for _ in range(2 * num_wanted):
             cell.rounds.append(self._round(workers, cell.number, start, num_calls))
             self._tell(event="progress", elapsed_s=self._elapsed_s(), batch_size=batch_size, num_threads=num_threads)
             good = estimate.undisturbed(cell.rounds, num_threads)
-            if sum(own.start == start for own in good) == num_wanted:
+            if sum(own.start == start for own in good) == num_wanted or self._elapsed_s() > end_s:
                 return
 
     def _round(self, workers: Sequence[_WorkerProcess], cell: int, start: int, num_calls: Sequence[int]) -> Round:
