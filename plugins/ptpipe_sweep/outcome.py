@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from ptpipe import JSON, Decision, ExitCode, Plan, UsageError, nearest
+from ptpipe_sweep.space import SEED
 
 _ENDED = {
     ExitCode.DONE: "passed",
@@ -87,6 +89,8 @@ class Ending:
     """Numbers that its stages reported, by `stage.metric`."""
     is_undecided: bool = False
     """Whether a gate could not decide."""
+    split: str = ""
+    """The split of a comparison that the quality is of; empty where an objective is named."""
 
     @property
     def verdict(self) -> str:
@@ -169,6 +173,7 @@ def read_ending(ending: Ending, result: Mapping[str, Any], objective: Objective 
     if objective:
         value = facts["metrics"].get(objective.name)
         facts["quality"] = None if value is None else Quality(objective.name, value, objective.higher_is_better)
+        facts["split"] = ""
     return replace(ending, **facts)
 
 
@@ -219,6 +224,7 @@ def _figures_of(comparison: Mapping[str, Any], model: str) -> dict[str, Any]:
         value = row["metrics"].get(primary["name"])
         if isinstance(value, int | float) and math.isfinite(value):
             facts["quality"] = Quality(primary["name"], value, primary["higher_is_better"])
+            facts["split"] = str(comparison.get("split", ""))
     for cell in row["latency"][:1]:
         length = f", length {cell['length']}" if cell.get("length") else ""
         threads = f"{cell['threads']} thread{'' if cell['threads'] == 'one' else 's'}"
@@ -227,12 +233,59 @@ def _figures_of(comparison: Mapping[str, Any], model: str) -> dict[str, Any]:
     return facts
 
 
+@dataclass(frozen=True)
+class SeedMean:
+    """The quality of one setting over several seeds."""
+
+    settings: Mapping[str, JSON]
+    """Without the seed."""
+    trials: tuple[int, ...]
+    """The numbers of those that are accepted and have a quality."""
+    num_others: int
+    """How many trials of the setting are not, or have none."""
+    mean: float
+    low: float
+    high: float
+
+
+def seed_means(endings: Sequence[Ending]) -> list[SeedMean]:
+    """Return the means of settings over their seeds; none where the seed alone varies, or doesn't."""
+    groups: dict[str, list[Ending]] = {}
+    for ending in endings:
+        if SEED in ending.settings and len(ending.settings) > 1:
+            groups.setdefault(_without_seed(ending), []).append(ending)
+    found = []
+    for group in groups.values():
+        values = {one.number: one.quality.value for one in group if one.is_accepted and one.quality}
+        if values:
+            settings = {name: value for name, value in group[0].settings.items() if name != SEED}
+            bounds = min(values.values()), max(values.values())
+            mean = math.fsum(values.values()) / len(values)
+            found.append(SeedMean(settings, tuple(values), len(group) - len(values), mean, *bounds))
+    return found
+
+
+def _without_seed(ending: Ending) -> str:
+    return json.dumps({name: value for name, value in ending.settings.items() if name != SEED}, sort_keys=True)
+
+
+def _averaged(endings: Sequence[Ending]) -> list[Ending]:
+    """Return the trials that are accepted and have a quality: that of their setting, which no lucky seed decides."""
+    means = {number: own.mean for own in seed_means(endings) for number in own.trials}
+    return [
+        replace(one, quality=replace(one.quality, value=means.get(one.number, one.quality.value)))
+        for one in endings
+        if one.is_accepted and one.quality
+    ]
+
+
 def pareto_front(endings: Sequence[Ending]) -> set[int]:
     """Return the numbers of the trials that no other is better than in one respect and as good as in all others.
 
-    Of those that are accepted and have a quality; by quality, size and latency, as far as all of them have these.
+    Of those that are accepted and have a quality; by quality (the mean over seeds), size and latency, as far as all of
+    them have these.
     """
-    accepted = [ending for ending in endings if ending.is_accepted and ending.quality]
+    accepted = _averaged(endings)
     have_sizes = all(ending.size_bytes is not None for ending in accepted)
     have_latencies = all(ending.latency for ending in accepted)
 
@@ -252,11 +305,17 @@ def pareto_front(endings: Sequence[Ending]) -> set[int]:
 
 
 def best(endings: Sequence[Ending]) -> Ending | None:
-    """Return the trial with the best quality of those that are accepted; of equals, the smallest, then the first."""
+    """Return the trial with the best quality of those that are accepted; of equals, the smallest, then the first.
 
-    def rank(ending: Ending) -> tuple[float, float]:
+    Of several seeds the first one of the setting whose mean is best, of those that most seeds are accepted of.
+    """
+    num_others = {number: own.num_others for own in seed_means(endings) for number in own.trials}
+
+    def rank(ending: Ending) -> tuple[float, ...]:
         assert ending.quality
         sign = -1 if ending.quality.higher_is_better else 1
-        return sign * ending.quality.value, math.inf if ending.size_bytes is None else ending.size_bytes
+        size = math.inf if ending.size_bytes is None else ending.size_bytes
+        return num_others.get(ending.number, 0), sign * ending.quality.value, size
 
-    return min((ending for ending in endings if ending.is_accepted and ending.quality), key=rank, default=None)
+    chosen = min(_averaged(endings), key=rank, default=None)
+    return None if chosen is None else next(ending for ending in endings if ending.number == chosen.number)

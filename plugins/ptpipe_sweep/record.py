@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from ptpipe import ExitCode, PtpipeError, Store, write_atomically
-from ptpipe_sweep.outcome import Ending, best, pareto_front
+from ptpipe_sweep.outcome import Ending, best, pareto_front, seed_means
 
 
 class SweepRecord:
@@ -50,6 +51,7 @@ class SweepRecord:
             "finished": self.is_finished,
             **self.facts,
             "best": chosen.number if chosen else None,
+            "seed_means": [asdict(own) for own in seed_means(self.ordered)],
             "trials": [ending.to_json() | {"pareto": ending.number in front} for ending in self.ordered],
         }
 

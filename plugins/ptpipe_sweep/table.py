@@ -6,10 +6,11 @@ import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from ptpipe import JSON, host, one_line
-from ptpipe_sweep.outcome import Ending, best, pareto_front
+from ptpipe_sweep.outcome import Ending, Quality, SeedMean, best, pareto_front, seed_means
 from ptpipe_sweep.trials import shown
 
 _MARKUP = re.compile(r"([\\`*_\[\]<>|~#@])")
@@ -37,7 +38,13 @@ def _differs(name: str, endings: Sequence[Ending]) -> bool:
 def _figures(endings: Sequence[Ending]) -> dict[str, list[str]]:
     columns: dict[str, list[str]] = {}
     if named := next((ending.quality.name for ending in endings if ending.quality), ""):
-        columns[named] = [_quality(ending) for ending in endings]
+        columns[named] = [_quality(ending.quality) for ending in endings]
+    means = {number: own for own in seed_means(endings) for number in own.trials}
+    if means:
+        columns["mean over seeds"] = [
+            _mean_text(ending.quality, means[ending.number]) if ending.quality and ending.number in means else "-"
+            for ending in endings
+        ]
     if any(ending.size_bytes is not None for ending in endings):
         columns["size"] = ["-" if it.size_bytes is None else bytes_text(it.size_bytes) for it in endings]
     if any(ending.latency for ending in endings):
@@ -46,11 +53,17 @@ def _figures(endings: Sequence[Ending]) -> dict[str, list[str]]:
     return columns
 
 
-def _quality(ending: Ending) -> str:
-    if ending.quality is None:
+def _mean_text(quality: Quality, own: SeedMean) -> str:
+    """Return `98.10 % (97.80 % to 98.40 %)`."""
+    mean, low, high = (_quality(replace(quality, value=value)) for value in (own.mean, own.low, own.high))
+    return f"{mean} ({low} to {high})"
+
+
+def _quality(quality: Quality | None) -> str:
+    if quality is None:
         return "-"
-    value = ending.quality.value
-    if 0 <= value <= 1 and any(word in ending.quality.name for word in _FRACTIONS):
+    value = quality.value
+    if 0 <= value <= 1 and any(word in quality.name for word in _FRACTIONS):
         return f"{100 * value:.2f} %"
     return f"{value:.4g}"
 
@@ -113,11 +126,19 @@ def ending_lines(endings: Sequence[Ending], manifest: str, artifacts: Path, thre
             return ["no figure to compare trials by: name one with --maximize STAGE.METRIC"]
         return ["no trial passed"]
     text = " ".join(f"{name}={shown(value)}" for name, value in chosen.settings.items())
-    return [
-        f"best: trial {chosen.number}, {text}",
+    by_mean = next((own for own in seed_means(endings) if chosen.number in own.trials), None)
+    num_seeds = 0 if by_mean is None else len(by_mean.trials)
+    of_seeds = f", the first of {num_seeds} seeds, by whose mean it was chosen" if num_seeds > 1 else ""
+    lines = [
+        f"best: trial {chosen.number}, {text}{of_seeds}",
         f"run: {chosen.run_id}",
         f"again: {command(manifest, chosen.overrides, artifacts, threads)}",
     ]
+    if chosen.split == "test" and len(endings) > 1:
+        lines.append(
+            "chosen on the test split, so its figures are optimistic: choose on val (--maximize, docs/sweep.md)"
+        )
+    return lines
 
 
 def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

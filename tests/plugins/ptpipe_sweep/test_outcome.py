@@ -18,6 +18,7 @@ from ptpipe_sweep.outcome import (
     pareto_front,
     parse_objective,
     read_ending,
+    seed_means,
 )
 from ptpipe_sweep.record import exit_code
 from ptpipe_sweep.table import explanation
@@ -130,6 +131,28 @@ def test_the_best_passed_and_is_the_smallest_of_equals():
     assert best(trials).number == 3
     assert best([trial(1, 0.5, higher=False), trial(2, 0.4, higher=False)]).number == 2
     assert best([trial(1, None), trial(2, 0.9, code=1)]) is None
+
+
+def seeded(number, lr, seed, quality, code=0):
+    return replace(trial(number, quality, code=code), settings={"lr": lr, "seed": seed})
+
+
+def test_settings_are_compared_by_the_mean_over_seeds():
+    lucky = [seeded(1, 0.1, 1, 0.99), seeded(2, 0.1, 2, 0.90), seeded(3, 0.1, 3, 0.90)]
+    steady = [seeded(4, 0.2, 1, 0.95), seeded(5, 0.2, 2, 0.96), seeded(6, 0.2, 3, 0.97)]
+    fragile = [seeded(7, 0.3, 1, 0.98), seeded(8, 0.3, 2, 0.98, code=3), seeded(9, 0.3, 3, None, code=1)]
+    trials = [*lucky, *steady, *fragile]
+    assert best(trials) is trials[3], "the first seed of the best mean that all gates passed"
+    assert pareto_front([*lucky, *steady]) == {4, 5, 6}
+    first, second, third = seed_means(trials)
+    assert first.mean == pytest.approx(0.93) and (first.low, first.high) == (0.90, 0.99)
+    assert (second.settings, second.trials, second.num_others) == ({"lr": 0.2}, (4, 5, 6), 0)
+    assert (third.trials, third.num_others) == ((7,), 2)
+
+
+def test_seeds_alone_are_trials():
+    trials = [replace(trial(number, quality), settings={"seed": number}) for number, quality in ((1, 0.9), (2, 0.99))]
+    assert best(trials).number == 2 and seed_means(trials) == []
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,26 @@ def test_the_last_lines_name_the_best_trial_and_its_command():
     assert "--maximize" in ending_lines([BARE], "m.yaml", Path("artifacts"), 4)[0]
 
 
+def test_a_column_has_the_mean_over_seeds():
+    trials = [
+        replace(
+            FIRST,
+            number=seed,
+            settings={"lr": 0.1, "seed": seed},
+            quality=Quality("accuracy", value, True),
+            split="test",
+        )
+        for seed, value in ((1, 0.98), (2, 0.99))
+    ]
+    headings, rows = table(trials)
+    assert headings[:4] == ("trial", "seed", "accuracy", "mean over seeds")
+    assert [row[3] for row in rows] == ["98.50 % (98.00 % to 99.00 %)"] * 2
+    lines = ending_lines(trials, "m.yaml", Path("artifacts"), 4)
+    assert lines[0] == "best: trial 1, lr=0.1 seed=1, the first of 2 seeds, by whose mean it was chosen"
+    assert lines[-1].startswith("chosen on the test split")
+    assert not ending_lines(trials[:1], "m.yaml", Path("artifacts"), 4)[-1].startswith("chosen")
+
+
 @pytest.mark.parametrize(
     "value",
     ["fbgemm", "a b", "1e-3", "yes", "true", "null", "~", "", "'", "a: b", 1e-05, 3, None, True, [1, "x"], {"a": 1}],
