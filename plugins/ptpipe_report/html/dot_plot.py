@@ -10,7 +10,7 @@ from markupsafe import Markup
 from ptpipe.sections import Dot, DotPlot
 from ptpipe_report.html.plot import NUM_COLORS, RIGHT_PX, WIDTH_PX, draw_legend
 from ptpipe_report.html.scale import Scale, scale
-from ptpipe_report.html.svg import CHARACTER_PX, element, line, picture, shortened, text
+from ptpipe_report.html.svg import CHARACTER_PX, element, line, picture, shortened, shortened_names, text
 
 _ROW_PX, _BOTTOM_PX = 20.0, 40.0
 _MAX_ROWS = 60
@@ -27,9 +27,9 @@ def draw_dot_plot(plot: DotPlot) -> Markup:
     values += [mark.value for mark in plot.marks]
     x_scale = scale(values, left, WIDTH_PX - RIGHT_PX)
     parts = [*_axis(plot, x_scale, top, bottom)]
-    for row, name in enumerate(names):
+    for row, (name, shown) in enumerate(zip(names, shortened_names(names, left - 12), strict=True)):
         y = top + (row + 0.5) * _ROW_PX
-        parts.append(text(shortened(name, left - 12), left - 8, y + 4, "", "end", title=name))
+        parts.append(text(shown, left - 8, y + 4, "", "end", title=name))
         for number, each in enumerate(plot.series):
             shift = (number - (len(plot.series) - 1) / 2) * min(6, 14 / len(plot.series))
             parts += _dot(each.name, each.dots[row], x_scale, y + shift, f"s{number % NUM_COLORS}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from markupsafe import Markup, escape
 
 from ptpipe import one_line
@@ -42,6 +44,19 @@ def shortened(content: str, width_px: float) -> str:
     """Return the text, cut to what fits a width."""
     limit = max(2, int(width_px / CHARACTER_PX))
     return content if len(content) <= limit else content[: limit - 1] + "…"
+
+
+def shortened_names(names: Sequence[str], width_px: float) -> list[str]:
+    """Return names, cut to what fits a width: at the end, in the middle or at the start, where most stay different."""
+    limit = max(2, int(width_px / CHARACTER_PX))
+
+    def cut(name: str, num_first: int) -> str:
+        num_last = limit - 1 - num_first
+        return name if len(name) <= limit else f"{name[:num_first]}…{name[len(name) - num_last :]}"
+
+    return max(
+        ([cut(name, first) for name in names] for first in (limit - 1, limit // 3, 0)), key=lambda of: len({*of})
+    )
 
 
 def _visible(value: str | float | None) -> str | float | None:

@@ -15,7 +15,7 @@ from ptpipe_report.html.labels import Box, place_labels
 from ptpipe_report.html.plot import describe, draw_plot
 from ptpipe_report.html.scale import scale
 from ptpipe_report.html.stage_graph import draw_stage_graph
-from ptpipe_report.html.svg import element
+from ptpipe_report.html.svg import CHARACTER_PX, element, shortened_names
 from ptpipe_report.html.trade_offs import trade_off_plots
 from ptpipe_report.run_summary import Gate
 
@@ -140,3 +140,17 @@ def test_the_graph_leaves_out_edges_that_a_longer_way_goes_beside(script):
 def test_elements_escape_whatever_they_get():
     drawn = element("text", "<b>&\u202e", class_='"><script>')
     assert drawn == '<text class="&#34;&gt;&lt;script&gt;">&lt;b&gt;&amp;\\u202e</text>'
+
+
+@pytest.mark.parametrize(
+    ("names", "shown"),
+    [
+        (["conv1", "conv2"], ["conv1", "conv2"]),
+        (["first_of_two_layers", "second_of_two_layers"], ["first_of_…", "second_of…"]),
+        (["encoder.layers.0.conv1", "encoder.layers.0.conv2", "short"], ["enc….conv1", "enc….conv2", "short"]),
+        (["down.0.convolution", "down.1.convolution"], ["down.0.co…", "down.1.co…"]),
+        (["unet.down.0.conv1", "unet.down.1.conv1"], ["…n.0.conv1", "…n.1.conv1"]),
+    ],
+)
+def test_names_are_cut_where_they_stay_different(names, shown):
+    assert shortened_names(names, 10 * CHARACTER_PX + 1) == shown
