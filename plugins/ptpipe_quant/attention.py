@@ -149,8 +149,6 @@ def _bias(mask: torch.Tensor) -> torch.Tensor:
 def _obstacle(node: Node, layer: nn.Module) -> str | None:
     """Return why a call of attention can't be written out, or None."""
     arguments = _layer_arguments(node)
-    if layer._forward_hooks or layer._forward_pre_hooks:
-        return "it has hooks"
     if not all(user.target is operator.getitem and isinstance(user.args[1], int) for user in node.users):
         return "the network does not take its outputs apart"
     if any(isinstance(arguments[flag], Node) for flag in _FLAGS):

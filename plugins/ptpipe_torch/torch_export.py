@@ -22,6 +22,7 @@ from torch import nn
 from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
 
+from ptpipe_torch import traced_hooks
 from ptpipe_torch.answering_builtins import Answer, answering_builtins
 from ptpipe_torch.errors import makes_constant_of_size
 from ptpipe_torch.int8 import tracer
@@ -163,6 +164,8 @@ def place_of_error(network: nn.Module, error: BaseException, caller: str) -> Pla
         path, node = frame.f_code.co_filename, frame.f_locals.get("n")
         if isinstance(node, Node) and SOURCE_LINE in node.meta:  # of a graph that torch.fx runs
             line, module = str(node.meta[SOURCE_LINE]), module_path(node)
+        elif path == traced_hooks.__file__:
+            module = names.get(id(frame.f_locals.get("layer")), module)
         elif not path.startswith(internal):
             code = linecache.getline(path, number).strip()
             line = f"{path}:{number}: `{code}`" if code else f"{path}:{number}"

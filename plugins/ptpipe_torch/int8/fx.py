@@ -41,6 +41,7 @@ from ptpipe_torch.int8.tracing import trace_graph
 from ptpipe_torch.int8.transposed import copy_form
 from ptpipe_torch.model.signature import TensorSpec
 from ptpipe_torch.runtime import released_memory
+from ptpipe_torch.traced_hooks import hooked_layers, network_of, refuse_lost_hooks
 
 with deprecations_silenced():
     from torch.ao.nn.intrinsic import LinearReLU
@@ -95,7 +96,7 @@ def trace(
     """
     graph, scopes = trace_graph(module, inputs, leaves, keeps_gradients=keeps_gradients)
     refuse_reserved_names(graph)
-    return GraphModule(module, graph), scopes
+    return network_of(module, graph), scopes
 
 
 def pad_with_input(x: torch.Tensor, padding: Sequence[int], mode: str) -> torch.Tensor:
@@ -239,8 +240,9 @@ def convert(prepared: GraphModule) -> GraphModule:
     The stack trace of a node of the result is the name of the node of `prepared` that it replaces: conversion copies
     a stack trace, and nothing else, to the int8 operators that it puts in the place of float ones.
 
-    Raises StageError, naming the layer, if an observer or fake quantization is left.
+    Raises StageError, naming the layer, if an observer or fake quantization is left, or a hook would be lost.
     """
+    hooked = hooked_layers(prepared)
     fold_output_scales(prepared)
     drop_idle_observers(prepared)
     for node in prepared.graph.nodes:
@@ -254,6 +256,7 @@ def convert(prepared: GraphModule) -> GraphModule:
     remove_fences(converted)
     take_integers(converted, pieces)
     _refuse_unconverted(converted)
+    refuse_lost_hooks(converted, hooked)
     _store_scales(converted)
     return converted
 

@@ -17,6 +17,7 @@ from torch.fx.proxy import Attribute
 from ptpipe_torch.int8.tracer import DataDependentError, NetworkProxy, NetworkTracer
 from ptpipe_torch.largest_size import is_largest_size, takes
 from ptpipe_torch.model.example_inputs import zeros
+from ptpipe_torch.model.outputs import tensors_of
 from ptpipe_torch.model.signature import TensorSpec
 from ptpipe_torch.whole_quotients import is_whole
 
@@ -183,6 +184,14 @@ class SizedTracer(NetworkTracer):
         if self._is_running:
             return forward(*args, **kwargs)
         return super().call_module(m, forward, args, kwargs)
+
+    def only_observes(self, hook: Callable[..., Any], args: Any, kwargs: Any) -> bool:
+        """Return whether a hook returns None for values, which it leaves as they are."""
+        values = map_aggregate((args, kwargs), lambda value: _value_of(value, 0))
+        before = [value.clone() for value in tensors_of(values)]
+        with self._running(), torch.no_grad():
+            returned = hook(*values[0], **values[1])
+        return returned is None and all(map(torch.equal, before, tensors_of(values)))
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: Any) -> Any:
         return attr_val if self._is_running else super().getattr(attr, attr_val, parameter_proxy_cache)

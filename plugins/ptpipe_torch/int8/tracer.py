@@ -23,6 +23,7 @@ from ptpipe_torch.model.forward_arguments import has_kept_default
 from ptpipe_torch.source_line import TORCH_FOLDER, running_line
 from ptpipe_torch.traced_autocast import AutocastTracer
 from ptpipe_torch.traced_gradients import GradientRecorder, GradientTracer
+from ptpipe_torch.traced_hooks import HookTracer
 from ptpipe_torch.training_layers import may_act_in_training_alone
 
 with deprecations_silenced():
@@ -43,7 +44,8 @@ IN_PLACE_OPERATORS: dict[Callable[..., Any], Callable[..., Any]] = {
 } | {operator.iand: operator.and_, operator.ior: operator.or_, operator.ixor: operator.xor}
 """From each in-place operator to the one that returns a new tensor."""
 
-_INTERNAL = (TORCH_FOLDER, f"{Path(__file__).parent}{os.sep}")
+_FOLDER = Path(__file__).parent
+_INTERNAL = (TORCH_FOLDER, f"{_FOLDER}{os.sep}", f"{_FOLDER.parent}{os.sep}traced_")
 
 
 class NetworkProxy(Proxy):
@@ -81,7 +83,7 @@ for _operator in IN_PLACE_OPERATORS:
     setattr(NetworkProxy, f"__{_operator.__name__}__", _recording(_operator))
 
 
-class NetworkTracer(AutocastTracer, GradientTracer, QuantizationTracer):
+class NetworkTracer(HookTracer, AutocastTracer, GradientTracer, QuantizationTracer):
     """Traces a network; arguments of its `forward` that get no input keep their defaults.
 
     `leaves`: names of submodules not to trace into. `functions`: autograd functions not to trace into. Of layers that

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import nn
-from torch.fx import Graph, GraphModule
+from torch.fx import Graph
 
 from ptpipe_torch.int8 import einops_proxies
 from ptpipe_torch.int8.attribute_names import accept_keywords
@@ -20,6 +20,7 @@ from ptpipe_torch.kept_attributes import KeptAttributes, forget_sizes
 from ptpipe_torch.model.example_inputs import computes_the_same, zeros
 from ptpipe_torch.model.signature import TensorSpec
 from ptpipe_torch.traced_gradients import functions_with_own_gradient
+from ptpipe_torch.traced_hooks import network_of
 from ptpipe_torch.whole_quotients import own_int
 
 _Tracer = TypeVar("_Tracer", bound=NetworkTracer)
@@ -66,7 +67,7 @@ def _traced_with_sizes(
     with torch.random.fork_rng(devices=[]):
         graph, tracer = _recorded_with_sizes(module, make_tracer)
         if tracer.may_differ_for_one_sample and not computes_the_same(
-            GraphModule(module, graph), module, inputs, num_samples=1
+            network_of(module, graph), module, inputs, num_samples=1
         ):
             return _recorded_with_sizes(module, functools.partial(make_tracer, decides_for_samples=False))
     return graph, tracer

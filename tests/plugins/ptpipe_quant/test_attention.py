@@ -245,6 +245,15 @@ def test_a_layer_called_twice_keeps_one_set_of_weights() -> None:
     assert len(list(graph.parameters())) == 8
 
 
+def test_hooks_are_operators() -> None:
+    network = make("self")
+    network.get_submodule("attention").register_forward_hook(lambda _layer, _inputs, outputs: (-outputs[0], outputs[1]))
+    expected = network(*inputs())
+    traced = trace_network(network, INPUTS)
+    assert len(linears(traced)) == 4
+    torch.testing.assert_close(traced.graph(*inputs()), expected)
+
+
 class Mine(nn.MultiheadAttention):
     """What its author made of it can't be known."""
 
@@ -262,13 +271,6 @@ class TestLeftAlone:
         assert traced.kept_float == {"attention": "its type is derived from MultiheadAttention"}
         assert traced.float_names == ["attention"]
         torch.testing.assert_close(traced.graph(*inputs()), expected)
-
-    def test_hooks(self) -> None:
-        network = make("self")
-        network.get_submodule("attention").register_forward_hook(lambda *_: None)
-        traced = trace_network(network, INPUTS)
-        assert traced.kept_float == {"attention": "it has hooks"}
-        assert not linears(traced)
 
     def test_outputs_that_are_passed_on_together(self) -> None:
         traced = trace_network(Attending(lambda layer, x, y: layer(x, y, y), batch_first=True).eval(), INPUTS)

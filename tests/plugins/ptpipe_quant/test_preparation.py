@@ -6,6 +6,7 @@ import re
 from contextlib import nullcontext
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -27,9 +28,10 @@ from ptpipe_quant import (
 from ptpipe_torch import Data, builder
 from ptpipe_torch.int8.engine import supported_engines
 from ptpipe_torch.int8.layer_parity import LayerDifference
+from ptpipe_torch.traced_hooks import hooked_layers
 
 from ...processor import needs_fbgemm_fault
-from .conftest import BACKENDS, NUM_CLASSES, make_model, mixed_net
+from .conftest import BACKENDS, NUM_CLASSES, logits_of, make_model, mixed_net
 
 FIRST = BACKENDS[0]
 STAGES: list[tuple[Any, Any]] = [(prepare, PrepareConfig), (prepare_qat, PrepareQatConfig)]
@@ -101,6 +103,38 @@ def test_a_layer_that_can_not_be_traced_stays_float(ctx, events: list[Event], st
     assert notice.startswith("features.1, features.3 stay float: ")
     assert "`return self.scale(x) if x.sum() > 0 else x` can't be traced" in notice
     assert notice.endswith("; torch.where in its place could become int8")
+
+
+@builder
+def hooked(*, reads_values: bool = False) -> nn.Module:
+    """A network most of whose function is in hooks; `reads_values`: one of which can't be traced."""
+    net = nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(64, NUM_CLASSES)
+    )
+    net[3].register_forward_pre_hook(lambda _layer, inputs: (3 - inputs[0],))
+    net[3].register_forward_hook(lambda _layer, _inputs, output: output.abs())
+    net[0].register_forward_hook(
+        lambda _layer, _inputs, output: -output * (float(output.max() > 0) if reads_values else 1)
+    )
+    return net.eval()
+
+
+@pytest.mark.parametrize(("reads_values", "skip", "num_int8"), [(False, [], 3), (True, ["3"], 1)])
+def test_what_hooks_do_is_part_of_the_network(ctx, digits: Data, metrics, reads_values, skip, num_int8) -> None:
+    model = make_model(hooked, reads_values=reads_values)
+    prepared = prepare(PrepareConfig(backend=FIRST, skip=skip), ctx, model)
+    int8 = convert(ConvertConfig(), ctx, calibrate(CalibrateConfig(num_samples=64), ctx, prepared, digits).model)
+    assert metrics()["int8_layers"] == num_int8
+    expected, found = (logits_of(each, digits, 64) for each in (model, int8))
+    assert np.abs(found - expected).max() < 0.05 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize(("reads_values", "skip", "whole"), [(False, [], []), (True, ["3"], ["0", "3"])])
+def test_qat_trains_what_hooks_do(ctx, events: list[Event], reads_values, skip, whole) -> None:
+    model = make_model(hooked, reads_values=reads_values)
+    prepared = prepare_qat(PrepareQatConfig(backend=FIRST, skip=skip), ctx, model)
+    assert hooked_layers(prepared.build()) == whole
+    assert [notice.split(": ")[0] for notice in notices(events)] == ["0 stays float"] * reads_values
 
 
 class Gridded(nn.Module):
