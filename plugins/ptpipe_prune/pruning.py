@@ -7,7 +7,6 @@ Shape legend: O output channels, I input channels (of a group), G groups of m in
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -92,4 +91,4 @@ def _pruned(model: Model, network: nn.Module, weights: Mapping[str, torch.Tensor
         num_zeros=sum(num_zeros.values()),
         sparsity_of_layers={name: round(num / weights[name].numel(), 4) for name, num in num_zeros.items()},
     )
-    return Model.from_module(replace(model.recipe, is_sparse=True), network)
+    return Model.from_module(model.recipe.with_pruned(f"{name}.weight" for name in weights), network)

@@ -63,7 +63,7 @@ def prepare_model(
         computed = module.meta[transforms.COMPUTED] if isinstance(config, PrepareQatConfig) else ()
         if computed:
             ctx.notice(trained_directly(computed, "in the forward pass"))
-        is_sparse = model.recipe.is_sparse or _keeps_zeros(module, computed, ctx)
+        masked = _masked_weights(module, computed, ctx)
         folded = module.meta[transforms.FOLDED]
         for name in folded:
             ctx.log(f"{name} is folded into the transposed convolution in front of it: it is trained as part of it")
@@ -74,8 +74,8 @@ def prepare_model(
         if is_random and not draws_in_training(module, expected.inputs):
             ctx.notice(_LOST_NOISE)
         ctx.metric(backend=config.engine, weights=transform.arguments["weights"])
-        recipe = replace(model.recipe, prepare=(transform,), backend=config.engine, is_sparse=is_sparse)
-        return Model.from_module(recipe, module)
+        recipe = replace(model.recipe, prepare=(transform,), backend=config.engine)
+        return Model.from_module(recipe.with_pruned(masked), module)
 
 
 def for_conversion(transform: FunctionRef) -> FunctionRef:
@@ -228,15 +228,16 @@ def _applied(transform: FunctionRef, network: nn.Module, kind: str) -> GraphModu
     return prepared
 
 
-def _keeps_zeros(prepared: GraphModule, computed: Iterable[str], ctx: Context) -> bool:
-    """Return whether weights that were computed have zeros, as masked ones do; training must not fill them."""
-    parameters = dict(prepared.named_parameters())
-    for name in computed:
-        weight = parameters.get(name, parameters.get(f"{name}.weight"))
+def _masked_weights(prepared: GraphModule, computed: Iterable[str], ctx: Context) -> list[str]:
+    """Return the weights that were computed and have zeros, as masked ones do; training must not fill them."""
+    parameters, found = dict(prepared.named_parameters()), []
+    for computed_name in computed:
+        name = computed_name if computed_name in parameters else f"{computed_name}.weight"
+        weight = parameters.get(name)
         if weight is not None and weight.dim() > 1 and 0 < weight.count_nonzero() < weight.numel():
-            ctx.log(f"{name} has zeros, as a masked weight does: training keeps them")
-            return True
-    return False
+            ctx.log(f"{computed_name} has zeros, as a masked weight does: training keeps them")
+            found.append(name)
+    return found
 
 
 def trained_directly(names: Sequence[str], how: str) -> str:

@@ -11,6 +11,7 @@ from torch import nn
 
 from ptpipe import Context, StageError
 from ptpipe_torch import Model
+from ptpipe_torch.model.recipe import ALL
 from ptpipe_torch.pruning import largest, prunable_layers
 from ptpipe_train.dtensor import shard_like, to_local, whole_tensor
 
@@ -88,6 +89,11 @@ class KeptZeros:
                 self._kept[name] = (parameter, weight != 0 if name in pruned else torch.ones_like(weight).bool())
         self._initial = {name: 1.0 - _density(pruned[name]) if name in pruned else 0.0 for name in sorted(names)}
 
+    @property
+    def scheduled(self) -> list[str]:
+        """The names of the weights that a schedule prunes."""
+        return list(self._initial)
+
     def are_all(self, step: int) -> bool:
         """Return whether no weight is pruned after that step."""
         return self._schedule is None or step >= self._schedule.end
@@ -133,13 +139,15 @@ class KeptZeros:
 
 
 def pruned_weights(model: Model) -> dict[str, torch.Tensor]:
-    """Return the weights of a pruned model that have zeros, by name; of another model none.
+    """Return the weights that were pruned and have zeros, by name.
 
-    Weights have at least two axes. What is all zero was not pruned, it is how the layer was initialized.
+    Weights have at least two axes. Of a model without names of what was pruned, all weights count that have zeros, and
+    something else: what is all zero is how the layer was initialized.
     """
-    if not model.recipe.is_sparse:
-        return {}
-    weights = {name: tensor for name, tensor in model.tensors.items() if tensor.dim() > 1}
+    names = model.recipe.pruned
+    weights = {
+        name: tensor for name, tensor in model.tensors.items() if tensor.dim() > 1 and (name in names or ALL in names)
+    }
     return {name: weight for name, weight in weights.items() if 0 < weight.count_nonzero() < weight.numel()}
 
 
@@ -151,9 +159,9 @@ def sparsity_of(model: Model) -> float | None:
     return 1 - sum(int(weight.count_nonzero()) for weight in weights) / sum(weight.numel() for weight in weights)
 
 
-def with_sparsity(ctx: Context, trained: Model, *, is_pruned: bool) -> Model:
-    """Return the model, which says that it has zeros to keep if it `is_pruned`; report the fraction of them."""
-    trained = trained.with_recipe(is_sparse=True) if is_pruned else trained
+def with_sparsity(ctx: Context, trained: Model, zeros: KeptZeros) -> Model:
+    """Return the model, which says what was pruned during its training; report the fraction of zeros."""
+    trained = trained.with_recipe(pruned=trained.recipe.with_pruned(zeros.scheduled).pruned)
     if (sparsity := sparsity_of(trained)) is not None:
         ctx.metric(sparsity=round(sparsity, 4))
     return trained

@@ -90,7 +90,7 @@ def train_supervised(config: TrainConfig, ctx: Context, model: Model, data: Data
             training.run()
             training.report()
             trained = model.with_state_dict_of(training.loop.strategy.module)
-            trained = with_sparsity(ctx, trained, is_pruned=config.pruning is not None)
+            trained = with_sparsity(ctx, trained, training.state.zeros)
             refuse_disagreement(workers, trained)
             return trained
 

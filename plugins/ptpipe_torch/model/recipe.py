@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
 from typing import TypeVar
 
 from ptpipe import JSON, IntegrityError
@@ -11,6 +12,9 @@ from ptpipe_torch.model.function_ref import FunctionRef
 from ptpipe_torch.model.signature import Signature
 
 T = TypeVar("T")
+
+ALL = "*"
+"""In the place of names of pruned weights, which former versions did not store."""
 
 
 @dataclass(frozen=True)
@@ -25,8 +29,17 @@ class Recipe:
     """Transforms applied after: they convert the network to int8."""
     backend: str | None = None
     """Quantized engine that the network was prepared for; None for a float model."""
-    is_sparse: bool = False
-    """Whether weights were pruned: a training keeps their zeros."""
+    pruned: tuple[str, ...] = ()
+    """The parameters that were pruned: a training keeps their zeros. `ALL`: those of all weights."""
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether weights were pruned."""
+        return bool(self.pruned)
+
+    def with_pruned(self, names: Iterable[str]) -> Recipe:
+        """Return the recipe of a model of which these parameters were pruned, too."""
+        return replace(self, pruned=tuple(dict.fromkeys((*self.pruned, *names))))
 
     @classmethod
     def from_json(cls, text: str) -> Recipe:
@@ -39,7 +52,7 @@ class Recipe:
                 prepare=tuple(_function_ref(reference) for reference in _typed(content["prepare"], list)),
                 convert=tuple(_function_ref(reference) for reference in _typed(content["convert"], list)),
                 backend=None if content["backend"] is None else _typed(content["backend"], str),
-                is_sparse=_typed(content.get("is_sparse", False), bool),
+                pruned=_pruned(content),
             )
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise IntegrityError(f"not a model recipe: {error!r}") from error
@@ -52,8 +65,10 @@ class Recipe:
             "convert": [_stored(reference) for reference in self.convert],
         }
         content = asdict(self) | references | {"signature": self.signature.to_json()}
-        if not self.is_sparse:  # as it was before there was pruning
-            del content["is_sparse"]
+        if self.is_sparse:
+            content["is_sparse"] = True  # which former versions read
+        else:
+            del content["pruned"]  # as it was before there was pruning
         return json.dumps(content, indent=1)
 
 
@@ -61,6 +76,11 @@ def _typed(value: object, type_: type[T]) -> T:
     if not isinstance(value, type_):
         raise TypeError(f"{value!r} is not {type_.__name__}")
     return value
+
+
+def _pruned(content: dict[str, object]) -> tuple[str, ...]:
+    former = [ALL] if _typed(content.get("is_sparse", False), bool) else []
+    return tuple(_typed(name, str) for name in _typed(content.get("pruned", former), list))
 
 
 def _stored(reference: FunctionRef) -> dict[str, JSON]:

@@ -17,10 +17,10 @@ from ptpipe import StageError
 from ptpipe.api import RunResult
 from ptpipe_prune import MagnitudeConfig, magnitude
 from ptpipe_quant import ConvertConfig, PrepareQatConfig, convert, prepare_qat
-from ptpipe_torch import Data, Model, epoch_order
+from ptpipe_torch import Data, Model, Recipe, epoch_order
 from ptpipe_torch.int8.engine import quantized_engine, supported_engines
 from ptpipe_train import TrainConfig
-from ptpipe_train.sparsity import PruningSchedule
+from ptpipe_train.sparsity import PruningSchedule, pruned_weights
 
 from .conftest import Lab, assert_same_bits, max_difference
 from .test_parallel import model_of
@@ -86,10 +86,28 @@ def test_they_stay_with_every_optimizer_and_precision_and_through_a_restart(lab:
 
 def test_zeros_of_a_model_that_was_not_pruned_are_trained(lab: Lab) -> None:
     model = pruned(lab)
-    dense = model.with_recipe(is_sparse=False)
+    dense = model.with_recipe(pruned=())
     trained = lab.train(dense, lab.make_data(), epochs=1)
     assert "sparsity" not in trained.metrics
     assert (trained.model.tensors["6.weight"] == 0).float().mean() < 0.1
+
+
+def test_zeros_of_weights_that_were_not_pruned_are_trained(lab: Lab) -> None:
+    model = pruned(lab).with_recipe(pruned=("6.weight",))
+    trained = lab.train(model, lab.make_data(), epochs=1)
+    assert torch.equal(trained.model.tensors["6.weight"] == 0, model.tensors["6.weight"] == 0)
+    assert trained.metrics["sparsity"] == pytest.approx(0.5, abs=0.01)
+    for name in ("0.weight", "8.weight"):  # as of an identity that a layer begins with
+        assert (trained.model.tensors[name] == 0).float().mean() < 0.1
+    assert trained.model.recipe.pruned == ("6.weight",)
+
+
+def test_of_former_models_all_zeros_are_kept(lab: Lab) -> None:
+    model = pruned(lab)
+    former = json.loads(model.recipe.to_json())
+    del former["pruned"]
+    model = model.with_recipe(pruned=Recipe.from_json(json.dumps(former)).pruned)
+    assert pruned_weights(model).keys() == {"0.weight", "6.weight", "8.weight"}
 
 
 def test_the_schedule_is_the_cubic_one() -> None:
@@ -148,7 +166,7 @@ def test_zeros_become_more_as_with_torchs_masks(lab: Lab, name: str) -> None:
         if tensor.dim() > 1:
             assert torch.equal(tensor == 0, expected[key] == 0), key
             assert int((tensor == 0).sum()) == int(0.8 * tensor.numel())
-    assert trained.model.recipe.is_sparse
+    assert trained.model.recipe.pruned == ("0.weight", "6.weight", "8.weight")
     assert trained.metrics["sparsity"] == pytest.approx(0.8, abs=0.01)
 
 
