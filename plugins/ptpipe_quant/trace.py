@@ -151,7 +151,7 @@ def trace_network(
 
     Raises UntraceableError with the line of the model that can't be traced, or can't be made out of place.
     """
-    remove_parametrizations(module)
+    masked = remove_parametrizations(module)
     kept_float = {name: reason for name, reason in derived_attention(module).items() if name not in leaves}
     leaves = [*leaves, *kept_float]
     use_traceable_layers(module, leaves)
@@ -162,7 +162,7 @@ def trace_network(
     if purpose == "qat":
         detach_without_gradients(graph, scopes)
     use_matrices(graph, scopes)
-    computed = store_computed_weights(graph, scopes, leaves) if purpose != "repair" else []
+    computed = [*masked, *store_computed_weights(graph, scopes, leaves)] if purpose != "repair" else []
     reasons = use_layers(graph, scopes, leaves)
     kept_float |= write_out_attention(graph, scopes, leaves)
     use_matmul(graph, scopes)

@@ -1,11 +1,11 @@
-"""Layers whose weights are computed from other parameters: weight norm, spectral norm, other parametrizations."""
+"""Layers whose weights are computed from other parameters: weight norm, spectral norm, masks, parametrizations."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from torch import nn
-from torch.nn.utils import parametrize, remove_spectral_norm, remove_weight_norm
+from torch.nn.utils import parametrize, prune, remove_spectral_norm, remove_weight_norm
 from torch.nn.utils.spectral_norm import SpectralNorm, SpectralNormLoadStateDictPreHook
 from torch.nn.utils.weight_norm import WeightNorm
 
@@ -21,18 +21,23 @@ def reparametrized_layers(module: nn.Module) -> list[str]:
     ]
 
 
-def remove_parametrizations(module: nn.Module) -> None:
+def remove_parametrizations(module: nn.Module) -> list[str]:
     """Store, in place, the weights of reparametrized layers as plain parameters, which observers and int8 layers take.
 
-    Training then changes the weights themselves.
+    Training then changes the weights themselves. Return the names of those that `torch.nn.utils.prune` masked.
     """
-    for layer in list(module.modules()):
+    masked = []
+    for path, layer in list(module.named_modules()):
         for hook in _hooks(layer):
             if type(hook) in _REMOVERS:
                 _REMOVERS[type(hook)](layer, hook.name)
                 _drop_loading_hooks(layer)
+            elif isinstance(hook, prune.BasePruningMethod):
+                prune.remove(layer, hook._tensor_name)  # type: ignore[no-untyped-call]
+                masked.append(f"{path}.{hook._tensor_name}".lstrip("."))
         if parametrize.is_parametrized(layer):
             _store_parametrized(layer)
+    return masked
 
 
 def _drop_loading_hooks(layer: nn.Module) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
 from ptpipe import Context
 from ptpipe.events import Event, LogLine, Notice
@@ -29,7 +30,7 @@ from ptpipe_train import TrainConfig
 from ptpipe_train import train as supervised
 
 from ...signatures import pictures
-from .conftest import BACKENDS, NUM_CLASSES, make_model, train
+from .conftest import BACKENDS, NUM_CLASSES, make_model, small_net, train
 from .library_styles import build
 from .spellings import INPUT_SHAPE_CHW
 
@@ -259,3 +260,18 @@ def test_a_weight_that_is_brought_to_the_inputs_device_is_stored() -> None:
     assert isinstance(layer, nn.Conv2d)
     assert layer.groups == 8
     assert not layer.weight.requires_grad
+
+
+@builder
+def masked_by_torch() -> nn.Module:
+    network = small_net()
+    prune.l1_unstructured(network.get_submodule("4"), "weight", 0.5)
+    return network
+
+
+@pytest.mark.parametrize(("stage", "config"), [(prepare, PrepareConfig), (prepare_qat, PrepareQatConfig)])
+def test_what_torch_has_pruned_is_a_weight_with_zeros(ctx: Context, stage: Any, config: Any) -> None:
+    prepared = stage(config(backend=BACKENDS[0]), ctx, make_model(masked_by_torch))
+    (weight,) = (tensor for name, tensor in prepared.tensors.items() if name in ("4.weight", "4.0.weight"))
+    assert (weight == 0).float().mean() == 0.5
+    assert prepared.recipe.pruned == (("4.weight",) if stage is prepare_qat else ())

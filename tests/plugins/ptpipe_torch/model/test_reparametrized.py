@@ -8,7 +8,7 @@ import warnings
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils import parametrizations, spectral_norm
+from torch.nn.utils import parametrizations, prune, spectral_norm
 
 from ptpipe_torch.model.reparametrized import remove_parametrizations, reparametrized_layers
 
@@ -34,3 +34,17 @@ def test_computed_weights_become_parameters_of_copies_too(computed) -> None:
     }
     torch.testing.assert_close(network(x), expected)
     network.load_state_dict(network.state_dict())
+
+
+def test_masked_weights_become_parameters_with_zeros() -> None:
+    layer = nn.Linear(4, 3)
+    network = nn.Sequential(layer, nn.Linear(3, 4)).eval()
+    prune.l1_unstructured(layer, "weight", 0.25)
+    prune.random_structured(layer, "weight", 1, dim=0)  # of two masks, torch keeps both in a container
+    x = torch.randn(5, 4)
+    expected = network(x)
+    assert remove_parametrizations(network) == ["0.weight"]
+    assert {name for name, _ in network.named_parameters()} == {"0.weight", "0.bias", "1.weight", "1.bias"}
+    assert not layer._forward_pre_hooks
+    assert int((layer.weight == 0).sum()) >= 4
+    torch.testing.assert_close(network(x), expected)
