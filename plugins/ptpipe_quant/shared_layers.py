@@ -1,9 +1,10 @@
-"""Give each call of a layer a module of its own, with the same parameters."""
+"""Give each call of a layer, and each function that reads its weights, tensors of its own name: the same parameters."""
 
 from __future__ import annotations
 
 from typing import Any, cast
 
+import torch
 from torch import nn
 from torch.fx import GraphModule
 
@@ -38,9 +39,30 @@ def tied_copy(layer: nn.Module) -> nn.Module:
     return cast(nn.Module, twin)
 
 
-def _unused_name(graph: GraphModule, target: str) -> str:
+def tie_weights(graph: GraphModule) -> None:
+    """Let functions read the weights of a layer that the network also calls under a second name, in place.
+
+    The parameter is the same, so that training one trains the other. An int8 layer has no float weight to read.
+    """
+    called = {str(node.target) for node in graph.graph.find_nodes(op="call_module")}
+    holders: dict[str, str] = {}
+    for node in graph.graph.find_nodes(op="get_attr"):
+        layer, _, name = str(node.target).rpartition(".")
+        tensor = getattr(graph.get_submodule(layer), name)
+        if layer not in called or not isinstance(tensor, torch.Tensor):
+            continue
+        if layer not in holders:
+            holders[layer] = _unused_name(graph, layer, "read")
+            graph.add_submodule(holders[layer], nn.Module())
+        holder = graph.get_submodule(holders[layer])
+        register: Any = holder.register_parameter if isinstance(tensor, nn.Parameter) else holder.register_buffer
+        register(name, tensor)
+        node.target = f"{holders[layer]}.{name}"
+
+
+def _unused_name(graph: GraphModule, target: str, word: str = "call") -> str:
     names = {name for name, _ in graph.named_modules(remove_duplicate=False)}
     number = 2
-    while f"{target}_call{number}" in names:
+    while f"{target}_{word}{number}" in names:
         number += 1
-    return f"{target}_call{number}"
+    return f"{target}_{word}{number}"

@@ -25,7 +25,7 @@ from ptpipe_quant.movement import use_known_moves
 from ptpipe_quant.normalize import normalize, pass_inputs_by_position
 from ptpipe_quant.own_gradients import detach_without_gradients, recorded_functions
 from ptpipe_quant.products import use_matmul
-from ptpipe_quant.shared_layers import separate_calls
+from ptpipe_quant.shared_layers import separate_calls, tie_weights
 from ptpipe_quant.silu import write_out_silu
 from ptpipe_quant.swin_attention import use_window_attention
 from ptpipe_quant.transformer_layers import use_traceable_layers
@@ -177,6 +177,8 @@ def trace_network(
     write_out_silu(graph, scopes, float_names)
     kept_float |= _reasons(graph, reasons)
     float_names += _layers_left_float(graph, scopes, float_operators)
+    if purpose != "repair":
+        tie_weights(graph)
     graph.delete_all_unused_submodules()
     graph.graph.lint()
     graph.recompile()
