@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
+import torch
 from torch import nn
 from torch.fx import GraphModule
 
@@ -152,7 +153,10 @@ def trace_network(
     Raises UntraceableError with the line of the model that can't be traced, or can't be made out of place.
     """
     masked = remove_parametrizations(module)
-    kept_float = {name: reason for name, reason in derived_attention(module).items() if name not in leaves}
+    untraced = derived_attention(module) | dict.fromkeys(
+        _scripts(module), "it is TorchScript, which torch.fx can't trace"
+    )
+    kept_float = {name: reason for name, reason in untraced.items() if name not in leaves}
     leaves = [*leaves, *kept_float]
     use_traceable_layers(module, leaves)
     use_window_attention(module, leaves)
@@ -183,6 +187,12 @@ def trace_network(
     graph.graph.lint()
     graph.recompile()
     return TracedNetwork(graph, scopes, float_names, kept_float, computed)
+
+
+def _scripts(module: nn.Module) -> list[str]:
+    """Return the modules in TorchScript, without those inside others."""
+    found = [name for name, part in module.named_modules() if name and isinstance(part, torch.jit.ScriptModule)]
+    return [name for name in found if not name.startswith(tuple(f"{outer}." for outer in found))]
 
 
 def _reasons(graph: GraphModule, known: Mapping[str, str]) -> dict[str, str]:

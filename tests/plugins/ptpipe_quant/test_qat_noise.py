@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -9,7 +10,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ptpipe.events import Event, Notice
+from ptpipe import Context
+from ptpipe.events import Event, LogLine, Notice
 from ptpipe_quant import ConvertConfig, PrepareQatConfig, convert, prepare_qat
 from ptpipe_torch import TrainingCallback, builder
 from ptpipe_torch.int8.engine import quantized_engine
@@ -108,6 +110,21 @@ def network(*, name: str) -> nn.Module:
 )
 def test_which_layers_may_act_in_training_alone(layer, may_act) -> None:
     assert may_act_in_training_alone(layer) == may_act
+
+
+@builder
+def with_script() -> nn.Module:
+    with warnings.catch_warnings(action="ignore"):  # torch prefers its compiler
+        part = torch.jit.script(nn.Sequential(nn.Flatten(), nn.Linear(64, 16)))
+    return nn.Sequential(part, nn.ReLU(), nn.Linear(16, NUM_CLASSES))
+
+
+def test_a_part_in_torchscript_stays_float(ctx: Context, events: list[Event]) -> None:
+    prepared = prepare_qat(PrepareQatConfig(backend=BACKENDS[0]), ctx, make_model(with_script))
+    assert "0.1.weight" in prepared.tensors
+    fake_quantized = [name for name, layer in prepared.build().named_modules() if hasattr(layer, "weight_fake_quant")]
+    assert fake_quantized == ["2"]
+    assert any("0 stays float: it is TorchScript" in event.text for event in events if isinstance(event, LogLine))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
