@@ -16,7 +16,9 @@ from ptpipe_quant.functionalize import SHAPE
 
 F = nn.functional
 
-_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_BY_DIMS = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}
+"""Batch norms by the number of dimensions of their input."""
+_BATCH_NORMS = tuple(_BY_DIMS.values())
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
@@ -39,10 +41,16 @@ class TokenNorm(nn.BatchNorm1d):
 def use_foldable_batch_norms(graph: GraphModule) -> None:
     """Replace batch norms that FX would fail on: without running statistics, or without gamma and beta.
 
-    And those that FX would fold into a linear layer whose outputs are other channels than theirs.
+    And those that FX would fold into a linear layer whose outputs are other channels than theirs. `nn.SyncBatchNorm`,
+    which FX does not know, becomes the batch norm for its input: `parallel.sync_bn` synchronizes that in training.
     """
     for node in graph.graph.nodes:
         layer = _layer(graph, node)
+        num_dims = len(node.meta.get(SHAPE, ()))
+        if type(layer) is nn.SyncBatchNorm and num_dims in _BY_DIMS:
+            layer = copy.copy(layer)
+            layer.__class__ = _BY_DIMS[num_dims]
+            graph.set_submodule(str(node.target), layer)
         if type(layer) not in _BATCH_NORMS:
             continue
         if layer.running_mean is None:

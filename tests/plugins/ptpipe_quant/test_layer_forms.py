@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,12 +14,14 @@ from torch import nn
 from ptpipe_quant import PrepareQatConfig, prepare_qat
 from ptpipe_quant.repairs import equalize
 from ptpipe_quant.repairs.config import EqualizeConfig
+from ptpipe_quant.trace import trace_network
 from ptpipe_quant.transforms import prepare_qat as insert_fake_quant
 from ptpipe_quant.transforms import prepare_static, to_int8
 from ptpipe_torch import builder
 from ptpipe_torch.int8.engine import quantized_engine
+from ptpipe_torch.int8.fx import fold_batch_norms
 
-from ...signatures import stored_pictures
+from ...signatures import pictures, stored_pictures
 from .conftest import BACKENDS, NUM_CLASSES, logits_of, make_model
 
 FIRST = BACKENDS[0]
@@ -73,3 +76,22 @@ def test_equalization_leaves_the_layer_in_front_of_it(ctx, digits) -> None:
 def test_qat_reports_that_it_trains_the_weights_themselves(ctx, events) -> None:
     prepare_qat(PrepareQatConfig(backend=BACKENDS[0]), ctx, make_model(with_weight_norm))
     assert any("the weights of 0 are computed from other parameters" in str(event) for event in events)
+
+
+@pytest.mark.parametrize(
+    ("layer", "norm"), [(nn.Linear, nn.BatchNorm1d), (nn.Conv2d, nn.BatchNorm2d), (nn.Conv3d, nn.BatchNorm3d)]
+)
+def test_a_synchronized_batch_norm_is_folded(layer: Any, norm: Any) -> None:
+    torch.manual_seed(0)
+    network = nn.Sequential(layer(4, 4, *([1] if layer is not nn.Linear else [])), norm(4), nn.ReLU())
+    shape = (4, *([6] * (int(norm.__name__[-2]) if layer is not nn.Linear else 0)))
+    network(torch.randn(16, *shape))
+    synchronized = nn.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(network)).eval()
+    assert type(synchronized[1]) is nn.SyncBatchNorm
+    graph = trace_network(synchronized, pictures(shape)).graph
+    assert type(graph.get_submodule("1")) is norm
+    assert graph.get_submodule("1").weight is synchronized[1].weight
+    folded = fold_batch_norms(graph)
+    assert not any(isinstance(part, nn.SyncBatchNorm | norm) for part in folded.modules())
+    x = torch.randn(2, *shape)
+    torch.testing.assert_close(folded(x), network.eval()(x))
