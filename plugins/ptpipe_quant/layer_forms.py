@@ -6,6 +6,7 @@ Shape legend: K output channels.
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,6 +14,8 @@ from torch import nn
 from torch.fx import GraphModule, Node
 
 from ptpipe_quant.functionalize import SHAPE
+from ptpipe_quant.shared_layers import tied_copy
+from ptpipe_torch.model.signature import TensorSpec
 
 F = nn.functional
 
@@ -48,9 +51,10 @@ def use_foldable_batch_norms(graph: GraphModule) -> None:
         layer = _layer(graph, node)
         num_dims = len(node.meta.get(SHAPE, ()))
         if type(layer) is nn.SyncBatchNorm and num_dims in _BY_DIMS:
-            layer = copy.copy(layer)
-            layer.__class__ = _BY_DIMS[num_dims]
-            graph.set_submodule(str(node.target), layer)
+            batch_norm: Any = copy.copy(layer)
+            batch_norm.__class__ = _BY_DIMS[num_dims]
+            graph.set_submodule(str(node.target), batch_norm)
+            layer = batch_norm
         if type(layer) not in _BATCH_NORMS:
             continue
         if layer.running_mean is None:
@@ -68,6 +72,37 @@ def use_foldable_batch_norms(graph: GraphModule) -> None:
 def _is_of_tokens(graph: GraphModule, norm: Node) -> bool:
     source = norm.all_input_nodes[0]
     return type(_layer(graph, source)) is nn.Linear and len(source.meta.get(SHAPE, ())) > 2
+
+
+def use_output_padding(graph: GraphModule, inputs: Sequence[TensorSpec]) -> None:
+    """Give transposed convolutions that are called with an `output_size` the `output_padding` that leads to it.
+
+    int8 layers and exporters take no size. It is known where all axes of the inputs but that of the batch are fixed.
+    """
+    sized = transposed_of_size(graph)
+    if any(spec.symbols for spec in inputs):
+        return
+    for node in sized:
+        layer: Any = tied_copy(_layer(graph, node))
+        sizes = zip(
+            *(each.meta[SHAPE][-len(layer.kernel_size) :] for each in (node, node.all_input_nodes[0])), strict=True
+        )
+        layer.output_padding = tuple(
+            size - ((before - 1) * stride - 2 * padding + dilation * (kernel - 1) + 1)
+            for (size, before), stride, padding, dilation, kernel in zip(
+                sizes, layer.stride, layer.padding, layer.dilation, layer.kernel_size, strict=True
+            )
+        )
+        graph.set_submodule(str(node.target), layer)
+        node.args = node.args[:1]
+    if sized:
+        graph.graph.eliminate_dead_code()  # what the sizes were computed by
+
+
+def transposed_of_size(graph: GraphModule) -> list[Node]:
+    """Return the calls of transposed convolutions with an `output_size`."""
+    calls = graph.graph.find_nodes(op="call_module")
+    return [node for node in calls if len(node.args) > 1 and isinstance(_layer(graph, node), TRANSPOSED)]
 
 
 def fold_into_transposed(graph: GraphModule) -> list[str]:

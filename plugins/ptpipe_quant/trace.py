@@ -21,7 +21,7 @@ from ptpipe_quant.float_nodes import layers_left_float, operators_to_leave_float
 from ptpipe_quant.functional_attention import write_out_functional_attention
 from ptpipe_quant.functional_weights import transposed_layers, use_layers
 from ptpipe_quant.functionalize import ChangedViewError, functionalize
-from ptpipe_quant.layer_forms import use_foldable_batch_norms
+from ptpipe_quant.layer_forms import transposed_of_size, use_foldable_batch_norms, use_output_padding
 from ptpipe_quant.movement import use_known_moves
 from ptpipe_quant.normalize import normalize, pass_inputs_by_position
 from ptpipe_quant.own_gradients import detach_without_gradients, recorded_functions
@@ -44,6 +44,7 @@ _BRANCH_REMEDY = (
     "No route traces a branch or a loop that depends on values: write it with torch.where, move it out of forward"
 )
 _NO_PRODUCT = "torch has int8 products of matrices, and of batches of one shape, alone"
+_OPEN_SIZE = "its output_size depends on an axis of an input that is of any size"
 _OWN_GRADIENT = "its backward pass is not the derivative of its forward pass, so it is not traced into"
 
 
@@ -173,6 +174,7 @@ def trace_network(
     use_known_moves(graph, scopes)
     copies = separate_calls(graph)
     use_foldable_batch_norms(graph)
+    use_output_padding(graph, inputs)
     use_activations(graph, scopes)
     normalize(graph, scopes, for_training=purpose == "qat")
     if purpose == "static":
@@ -200,13 +202,14 @@ def _reasons(graph: GraphModule, known: Mapping[str, str]) -> dict[str, str]:
     lines = {node.name: str(node.meta.get(SOURCE_LINE, node.name)) for node in graph.graph.nodes}
     by_reason = {_NO_PRODUCT: products_without_kernel(graph), _OWN_GRADIENT: recorded_functions(graph)}
     reasons = {node.name: reason for reason, nodes in by_reason.items() for node in nodes} | dict(known)
-    return {lines[name]: reason for name, reason in reasons.items()} | layers_left_float(graph)
+    sized = {str(node.target): _OPEN_SIZE for node in transposed_of_size(graph)}
+    return {lines[name]: reason for name, reason in reasons.items()} | layers_left_float(graph) | sized
 
 
 def _layers_left_float(graph: GraphModule, scopes: Scopes, float_operators: Sequence[str]) -> Iterator[str]:
     """Yield the layers that must be float; move functions that must be to `FLOAT_SCOPE`."""
     named = [node for node in graph.graph.nodes if node.name in float_operators]
-    for node in dict.fromkeys([*operators_to_leave_float(graph), *named]):
+    for node in dict.fromkeys([*operators_to_leave_float(graph), *transposed_of_size(graph), *named]):
         if node.op == "call_module":
             yield str(node.target)
         else:

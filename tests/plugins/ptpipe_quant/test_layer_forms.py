@@ -17,7 +17,7 @@ from ptpipe_quant.repairs.config import EqualizeConfig
 from ptpipe_quant.trace import trace_network
 from ptpipe_quant.transforms import prepare_qat as insert_fake_quant
 from ptpipe_quant.transforms import prepare_static, to_int8
-from ptpipe_torch import builder
+from ptpipe_torch import TensorSpec, builder
 from ptpipe_torch.int8.engine import quantized_engine
 from ptpipe_torch.int8.fx import fold_batch_norms
 
@@ -95,3 +95,42 @@ def test_a_synchronized_batch_norm_is_folded(layer: Any, norm: Any) -> None:
     assert not any(isinstance(part, nn.SyncBatchNorm | norm) for part in folded.modules())
     x = torch.randn(2, *shape)
     torch.testing.assert_close(folded(x), network.eval()(x))
+
+
+class Decoder(nn.Module):
+    """Transposed convolutions, one of them for two sizes, that are told the size to return."""
+
+    def __init__(self, num_dims: int) -> None:
+        super().__init__()
+        self.down = getattr(nn, f"Conv{num_dims}d")(1, 1, 3, stride=2, padding=1)
+        self.up = getattr(nn, f"ConvTranspose{num_dims}d")(1, 1, 3, stride=2, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        half = self.down(x)
+        quarter = self.down(half)
+        out: torch.Tensor = self.up(self.up(quarter, output_size=half.shape[2:]), x.size())
+        return out
+
+
+@pytest.mark.parametrize("num_dims", [1, 2, 3])
+def test_an_output_size_becomes_padding(num_dims: int) -> None:
+    shape = (1, *range(9, 9 + num_dims))
+    network = Decoder(num_dims).eval()
+    x = torch.randn(3, *shape)
+    expected = network(x)
+    graph = trace_network(network, pictures(shape)).graph
+    ups = [layer for layer in graph.modules() if hasattr(layer, "output_padding") and layer.transposed]
+    assert [layer.output_padding for layer in ups] == [(0, 0, 1)[:num_dims], (0, 1, 0)[:num_dims]]
+    assert ups[0].weight is ups[1].weight
+    assert len(list(graph.graph.nodes)) == 6
+    assert torch.equal(graph(x), expected)
+
+
+def test_an_output_size_that_is_open_stays_one() -> None:
+    network = Decoder(1).eval()
+    traced = trace_network(network, [TensorSpec("x", "float32", ("batch", 1, "length"))])
+    reason = "its output_size depends on an axis of an input that is of any size"
+    assert traced.kept_float == {"up": reason, "up_call2": reason}
+    assert {"up", "up_call2"} <= set(traced.float_names)
+    x = torch.randn(3, 1, 10)
+    assert torch.equal(traced.graph(x), network(x))
