@@ -44,6 +44,7 @@ IN_PLACE_OPERATORS: dict[Callable[..., Any], Callable[..., Any]] = {
 } | {operator.iand: operator.and_, operator.ior: operator.or_, operator.ixor: operator.xor}
 """From each in-place operator to the one that returns a new tensor."""
 
+_BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _FOLDER = Path(__file__).parent
 _INTERNAL = (TORCH_FOLDER, f"{_FOLDER}{os.sep}", f"{_FOLDER.parent}{os.sep}traced_")
 
@@ -135,6 +136,22 @@ class NetworkTracer(HookTracer, AutocastTracer, GradientTracer, QuantizationTrac
             returned = self.create_proxy("call_module", self.path_of_module(m), args, kwargs)
             returned.node.meta[ONLY_IN_TRAINING] = True
         return returned
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        """Return whether to record a call; trace into what wraps a network for training on several devices."""
+        is_wrapper = isinstance(m, nn.DataParallel) and module_qualified_name not in self.skipped_module_names
+        return not is_wrapper and super().is_leaf_module(m, module_qualified_name)
+
+    def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> Any:
+        """Record a parameter for each input, also where `forward` takes `*args`; others keep their defaults."""
+        parameters = list(inspect.signature(root_fn).parameters.values())
+        names = [each.name for each in parameters[1:] if each.kind in _BY_POSITION]
+        if len(names) == len(parameters) - 1:
+            return super().create_args_for_root(root_fn, is_module, concrete_args)
+        rest = next((each.name for each in parameters if each.kind is each.VAR_POSITIONAL), "input")
+        names += [f"{rest}_{number}" for number in range(self._num_inputs - len(names))]
+        inputs = [self.create_proxy("placeholder", name, (), {}) for name in names[: self._num_inputs]]
+        return root_fn, [self.root, *inputs]
 
     def _proxy_placeholder(self, name: str, concrete_args: Any, sig: inspect.Signature, fn: Any) -> Any:
         if has_kept_default(sig, name, self._num_inputs):

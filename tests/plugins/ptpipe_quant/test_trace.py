@@ -14,7 +14,7 @@ from ptpipe import Context, StageError
 from ptpipe_onnx import ExportConfig, export_onnx
 from ptpipe_quant import CalibrateConfig, ConvertConfig, PrepareConfig, calibrate, convert, prepare
 from ptpipe_quant.trace import float_names, layers_to_quantize, trace_network
-from ptpipe_torch import Data, builder, torchvision
+from ptpipe_torch import Data, TensorSpec, builder, torchvision
 
 from ...signatures import pictures
 from .conftest import BACKENDS, NUM_CLASSES, Mixed, make_model, small_net
@@ -409,6 +409,37 @@ def test_a_wrapped_module_that_is_left_float_is_called_by_names() -> None:
     module, x = Calling().eval(), torch.randn(2, 1, 8, 8)
     graph = trace_network(module, pictures((1, 8, 8)), leaves=["wrapped"]).graph
     torch.testing.assert_close(graph(x), module(x))
+
+
+class Rest(nn.Module):
+    def forward(self, x: torch.Tensor, *rest: torch.Tensor, scale: float = 2.0, **other: Any) -> torch.Tensor:
+        return sum(rest, start=x) * scale + len(other)
+
+
+class Keywords(nn.Module):
+    def forward(self, x: torch.Tensor, /, y: torch.Tensor, z: Any = None, *, scale: float = 2.0) -> torch.Tensor:
+        return (x + y if z is None else z) * scale
+
+
+class Wrapping(nn.Module):
+    """Passes on whatever it gets, as wrappers for training do."""
+
+    def __init__(self, *, adds_up: bool = True) -> None:
+        super().__init__()
+        self.module = nn.DataParallel(Rest() if adds_up else Keywords())
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module(*args, **kwargs)
+
+
+@pytest.mark.parametrize("network", [Rest(), Keywords(), Wrapping(), Wrapping(adds_up=False), nn.DataParallel(Rest())])
+def test_each_input_is_a_parameter(network: nn.Module) -> None:
+    specs = [TensorSpec(name, "float32", ("batch", 4)) for name in ("one", "other")]
+    graph = trace_network(network, specs).graph
+    assert len(graph.graph.find_nodes(op="placeholder")) == 2
+    assert not graph.graph.find_nodes(op="call_module", target="module")
+    inputs = torch.randn(3, 4), torch.randn(3, 4)
+    assert torch.equal(graph(*inputs), network(*inputs))
 
 
 class TestSkip:

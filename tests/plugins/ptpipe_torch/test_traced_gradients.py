@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.autograd import Function
 
+from ptpipe_torch.int8.tracer import SOURCE_LINE
 from ptpipe_torch.int8.tracing import trace_graph
 from ptpipe_torch.traced_gradients import NO_GRAD, functions_with_own_gradient
 
@@ -245,3 +246,13 @@ def test_operators_know_whether_gradients_are_off(mode, is_off) -> None:
     marks = {node.target.__name__: node.meta[NO_GRAD] for node in graph.nodes if node.op == "call_function"}
     assert marks == {"tanh": is_off, "relu": False}
     assert torch.no_grad.__enter__.__module__ == "torch.autograd.grad_mode"  # nothing stays changed
+
+
+def test_a_recorded_function_has_the_line_that_applies_it() -> None:
+    class Net(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return Rounded.apply(x) + 1
+
+    graph, _ = trace_graph(Net(), INPUTS, [], keeps_gradients=True)
+    lines = {node.meta[SOURCE_LINE].partition(": ")[2] for node in graph.nodes if node.op == "call_function"}
+    assert lines == {"`return Rounded.apply(x) + 1`"}
