@@ -154,10 +154,7 @@ def trace_network(
     Raises UntraceableError with the line of the model that can't be traced, or can't be made out of place.
     """
     masked = remove_parametrizations(module)
-    untraced = derived_attention(module) | dict.fromkeys(
-        _scripts(module), "it is TorchScript, which torch.fx can't trace"
-    )
-    kept_float = {name: reason for name, reason in untraced.items() if name not in leaves}
+    kept_float = {name: reason for name, reason in _opaque(module).items() if name not in leaves}
     leaves = [*leaves, *kept_float]
     use_traceable_layers(module, leaves)
     use_window_attention(module, leaves)
@@ -183,18 +180,24 @@ def trace_network(
     write_out_silu(graph, scopes, float_names)
     kept_float |= _reasons(graph, reasons)
     float_names += _layers_left_float(graph, scopes, float_operators)
-    if purpose != "repair":
+    _finish(graph, ties=purpose != "repair")
+    return TracedNetwork(graph, scopes, float_names, kept_float, computed)
+
+
+def _opaque(module: nn.Module) -> dict[str, str]:
+    """Return the modules that can't be traced, and why; of those inside others the outer ones."""
+    scripts = [name for name, part in module.named_modules() if name and isinstance(part, torch.jit.ScriptModule)]
+    outer = [name for name in scripts if not name.startswith(tuple(f"{other}." for other in scripts))]
+    return derived_attention(module) | dict.fromkeys(outer, "it is TorchScript, which torch.fx can't trace")
+
+
+def _finish(graph: GraphModule, *, ties: bool) -> None:
+    """Drop what is not called. `ties`: functions read the weights of layers under names of their own."""
+    if ties:
         tie_weights(graph)
     graph.delete_all_unused_submodules()
     graph.graph.lint()
     graph.recompile()
-    return TracedNetwork(graph, scopes, float_names, kept_float, computed)
-
-
-def _scripts(module: nn.Module) -> list[str]:
-    """Return the modules in TorchScript, without those inside others."""
-    found = [name for name, part in module.named_modules() if name and isinstance(part, torch.jit.ScriptModule)]
-    return [name for name in found if not name.startswith(tuple(f"{outer}." for outer in found))]
 
 
 def _reasons(graph: GraphModule, known: Mapping[str, str]) -> dict[str, str]:

@@ -38,7 +38,7 @@ class Recipe:
         return bool(self.pruned)
 
     def with_pruned(self, names: Iterable[str]) -> Recipe:
-        """Return the recipe of a model of which these parameters were pruned, too."""
+        """Return the recipe of a model of which the parameters `names` were pruned, too."""
         return replace(self, pruned=tuple(dict.fromkeys((*self.pruned, *names))))
 
     @classmethod
