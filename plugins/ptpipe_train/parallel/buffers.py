@@ -19,6 +19,8 @@ from ptpipe_train.parallel.strategy import TrainingInputs
 
 _NUM_TRIAL_SAMPLES = 2
 _MAX_NAMED = 3
+_DEPENDS = 2
+"""Marks, among the numbers that ranks exchange, a buffer whose values depend on the samples; 1: it is written."""
 
 
 class RangeSync:
@@ -114,40 +116,49 @@ def find_written(inputs: TrainingInputs) -> frozenset[str]:
     """Return the buffers that a forward pass in training mode writes, but those of batch norms and of observers.
 
     Such as a codebook's moving averages, or a queue of samples: each rank would write what its own shard gives. Found
-    by a pass on a second build of the network, and only where there are such buffers; the same on every rank. Gives a
-    notice where there are any.
+    by passes on other builds of the network, and only where there are such buffers; the same on every rank. Gives a
+    notice where what is written depends on the samples.
     """
     candidates = sorted(_other_buffers(inputs.module))
     if not candidates:
         return frozenset()
-    trial = inputs.settings.place(inputs.model.build_prepared().train())
-    with inputs.settings.autocast():
-        written = written_buffers(trial, inputs.first_inputs(_NUM_TRIAL_SAMPLES))
-    flags = inputs.workers.all_gather([name in written for name in candidates])
-    names = [name for name, of_ranks in zip(candidates, zip(*flags, strict=True), strict=True) if any(of_ranks)]
-    if names:
+    first, last = (
+        _written_by(inputs, [x[[row, row]] for x in inputs.first_inputs(_NUM_TRIAL_SAMPLES)]) for row in (0, -1)
+    )
+    own = [(name in first) + (name in first and not _is_same(first[name], last.get(name))) for name in candidates]
+    found = dict(zip(candidates, map(max, zip(*inputs.workers.all_gather(own), strict=True)), strict=True))
+    if names := [name for name, of_ranks in found.items() if of_ranks == _DEPENDS]:
         more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
         inputs.ctx.notice(
             f"the forward pass writes buffers ({', '.join(names[:_MAX_NAMED])}{more}): all workers take those of "
             "worker 0, which sees its shard of each batch alone, so the result is not that of a single process"
         )
-    return frozenset(names)
+    return frozenset(name for name, of_ranks in found.items() if of_ranks)
 
 
-def written_buffers(module: nn.Module, inputs: Sequence[torch.Tensor]) -> frozenset[str]:
-    """Return the names of the buffers that a forward pass changes or replaces; none where the pass fails."""
+def _written_by(inputs: TrainingInputs, samples: Sequence[torch.Tensor]) -> Mapping[str, torch.Tensor]:
+    trial = inputs.settings.place(inputs.model.build_prepared().train())
+    with inputs.settings.autocast():
+        return written_buffers(trial, samples)
+
+
+def written_buffers(module: nn.Module, inputs: Sequence[torch.Tensor]) -> Mapping[str, torch.Tensor]:
+    """Return the buffers that a forward pass changes or replaces, with their new values; none where the pass fails."""
     before = {name: (buffer, buffer._version) for name, buffer in module.named_buffers()}
     try:
         with seeded_everywhere(0, inputs[0].device), torch.no_grad():
             module(*inputs)
     except Exception:  # noqa: BLE001  # the training reports it
-        return frozenset()
-    after = {name: (buffer, buffer._version) for name, buffer in module.named_buffers()}
-    return frozenset(
-        name
-        for name, (buffer, version) in after.items()
-        if name in before and (buffer is not before[name][0] or version != before[name][1])
-    )
+        return {}
+    return {
+        name: buffer
+        for name, buffer in module.named_buffers()
+        if name in before and (buffer is not before[name][0] or buffer._version != before[name][1])
+    }
+
+
+def _is_same(one: torch.Tensor, other: torch.Tensor | None) -> bool:
+    return other is not None and one.shape == other.shape and torch.equal(one, other)
 
 
 def _other_buffers(module: nn.Module) -> set[str]:
