@@ -107,13 +107,13 @@ def _restore_random_states(device: torch.device, states: Mapping[str, torch.Tens
 
 
 def _interpreter_random_states() -> dict[str, object]:
-    """Return the states of Python's stream and of NumPy's global one, as JSON."""
+    """Return the states of Python's stream and of NumPy's global one, each as a JSON text."""
     _, python, numpy = cpu_random_states()
-    return {"python": python, "numpy": numpy}
+    return {"python": json.dumps(python), "numpy": numpy}
 
 
 def _restore_interpreter_random_states(states: Mapping[str, Any]) -> None:
-    version, words, next_gauss = states["python"]
+    version, words, next_gauss = json.loads(states["python"])
     random.setstate((version, tuple(words), next_gauss))
     np.random.set_state(json.loads(states["numpy"]))
 
