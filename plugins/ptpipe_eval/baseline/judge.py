@@ -16,7 +16,6 @@ from ptpipe_torch import Metric
 from ptpipe_torch.quality.bootstrap import BootstrapDrop, Floats, bootstrap_drops
 
 _SEED = 0
-_MEAN = "mean"
 
 
 def against(baseline: Baseline, table: Comparison, names: Sequence[str]) -> Comparison:
@@ -55,16 +54,20 @@ def against(baseline: Baseline, table: Comparison, names: Sequence[str]) -> Comp
         baseline=0,
         right=right,
         flips_MN=None,
-        bootstraps={metric.name: _drops(scores[metric.name], metric) for metric in metrics if metric.name in scores},
+        bootstraps={
+            metric.name: drops
+            for metric in metrics
+            if metric.name in scores and (drops := _drops(scores[metric.name], metric))
+        },
     )
     return replace(table, metrics=metrics, baseline=accepted_row.name, rows=(accepted_row, *rows), samples=paired)
 
 
 def _drops(scores_MN: npt.NDArray[np.float16], metric: Metric) -> tuple[BootstrapDrop | None, ...]:
-    """Return the drop of each model but the first one, whose mean score is the metric."""
-    accepted, *others = ({_MEAN: scores_N.astype(np.float64)} for scores_N in scores_MN)
-    found = bootstrap_drops(accepted, others, {_MEAN: metric.higher_is_better}, _means, _SEED)
-    return (None, *(drops[_MEAN] for drops in found))
+    """Return the drop of each model but the first one, whose mean score is the metric; empty where they show none."""
+    accepted, *others = ({metric.name: scores_N.astype(np.float64)} for scores_N in scores_MN)
+    found = [drops[metric.name] for drops in bootstrap_drops(accepted, others, [metric], _means, _SEED)]
+    return (None, *found) if all(drop.is_finite for drop in found) else ()
 
 
 def _means(totals: Mapping[str, Floats], num_samples: int) -> dict[str, Floats]:

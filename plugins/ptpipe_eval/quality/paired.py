@@ -154,14 +154,13 @@ def _metric_values(task: Task, sums: Mapping[str, npt.NDArray[Any]]) -> Mapping[
 def _bootstraps(
     task: Task, models: Sequence[ModelSamples], baseline: int, proportions: Any, seed: int
 ) -> dict[str, tuple[BootstrapDrop | None, ...]]:
-    metrics = {metric.name: metric.higher_is_better for metric in task.metrics if metric.name not in proportions}
+    metrics = [metric for metric in task.metrics if metric.name not in proportions]
     others = [number for number in range(len(models)) if number != baseline]
     if not metrics or not others or not models[0].is_complete:
         return {}
-    found = bootstrap_drops(
-        models[baseline].sums, [models[number].sums for number in others], metrics, task.metric_values, seed
-    )
-    known = [name for name in metrics if all(of[name].is_finite for of in found)]
+    sums = [models[number].sums for number in (baseline, *others)]
+    found = bootstrap_drops(sums[0], sums[1:], metrics, task.metric_values, seed, task.worst_sums)
+    known = [metric.name for metric in metrics if all(of[metric.name].is_finite for of in found)]
     by_row = dict(zip(others, found, strict=True))
     return {name: tuple(by_row[row][name] if row in by_row else None for row in range(len(models))) for name in known}
 

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ptpipe_torch.quality.proportions import num_differing_limit, one_sided_z
+from ptpipe_torch.task.task import Metric
 
 NUM_RESAMPLES = 2000
 """The limits then move by 5 % of the interval's width, or less, with another seed."""
@@ -30,12 +31,16 @@ _MAX_KINDS = 64
 _MAX_CHUNK_BYTES = 64 << 20
 _SMALLEST = 1e-12
 """An effect on a metric below it is rounding."""
+_EFFECT_CONFIDENCE = 0.999
+"""Of the number of samples that the worst effect is taken over: their effects add up to more than that of each."""
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Sums: TypeAlias = Mapping[str, npt.NDArray[Any]]
 """By name, of shape (N, ...): those of each sample."""
 MetricValues: TypeAlias = Callable[[Mapping[str, Floats], int], Mapping[str, Floats]]
 """From totals of shape (R, ...) and a number of samples to each metric, (R,): `Task.metric_values`."""
+WorstSums: TypeAlias = Callable[[Sums], Sums]
+"""From sums of samples to what each adds at its worst, by the names of metrics: `Task.worst_sums`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +52,11 @@ class BootstrapDrop:
     num_differing: int
     """Samples whose contribution to the metric differs between the two models."""
     worst_effect: float
-    """The largest change of the metric by one sample; known where `num_differing` is below `FEW`, else 0."""
+    """What one sample costs at most; known where `num_differing` is below `FEW`, else 0.
+
+    Infinite where the samples can't show a drop: there is only one, or none of them counts, as in an F1 without
+    positives.
+    """
     acceleration: float
     drops_R: npt.NDArray[np.float32]
 
@@ -65,6 +74,8 @@ class BootstrapDrop:
         differ, at least as far out as if all of those that may differ elsewhere (at that confidence) had the worst
         effect in the same direction.
         """
+        if not self.is_finite:
+            return -math.inf, math.inf
         z = _expanded_z(confidence, self.num_differing)
         low, high = (self._quantile(sign * z) for sign in (-1, 1))
         if self.num_differing < FEW:
@@ -86,7 +97,7 @@ class BootstrapDrop:
     def num_samples_needed(self, margin: float, confidence: float) -> int | None:
         """Return how many samples decide with 80 % probability, if drop and spread stay; None where no number does."""
         distance = abs(margin - self.drop)
-        if distance <= _SMALLEST:
+        if distance <= _SMALLEST or not self.is_finite:
             return None
         spread = float(self.drops_R.std(dtype=np.float64))
         factor = (spread * (one_sided_z(confidence) + one_sided_z(_POWER)) / distance) ** 2
@@ -119,26 +130,32 @@ def _expanded_z(confidence: float, num_samples: int) -> float:
 
 
 def bootstrap_drops(
-    baseline: Sums, candidates: Sequence[Sums], metrics: Mapping[str, bool], values: MetricValues, seed: int
+    baseline: Sums,
+    candidates: Sequence[Sums],
+    metrics: Sequence[Metric],
+    values: MetricValues,
+    seed: int,
+    worst: WorstSums = lambda _: {},
 ) -> list[dict[str, BootstrapDrop]]:
     """Return for each candidate the drop of each metric.
 
-    `metrics`: the names, and whether higher is better. `values`: computes them from totals. The same seed gives the
-    same resamples.
+    `values`: computes the metrics from totals. The same seed gives the same resamples. `worst`: where it has none for a
+    metric that is a fraction, rows of single numbers are at their worst 0, or 1 where lower is better; of other rows,
+    one sample may cost all of the metric. For metrics that have no worst value, it is the worst that was seen.
     """
     models = (baseline, *candidates)
     num_samples = len(next(iter(baseline.values())))
     resampled = [list(parts) for parts in zip(*_resampled(models, num_samples, values, seed), strict=True)]
     found = []
     for candidate, parts in zip(candidates, resampled[1:], strict=True):
-        pair = _Pair(baseline, candidate, num_samples, values)
+        pair = _Pair(baseline, candidate, num_samples, values, worst)
         drops = {}
-        for name, higher_is_better in metrics.items():
-            sign = 1.0 if higher_is_better else -1.0
+        for metric in metrics:
+            sign, name = _sign(metric), metric.name
             drops_R = np.concatenate(
                 [sign * (base[name] - own[name]) for base, own in zip(resampled[0], parts, strict=True)]
             )
-            drops[name] = pair.drop(name, sign, drops_R)
+            drops[name] = pair.drop(metric, drops_R)
         found.append(drops)
     return found
 
@@ -151,15 +168,19 @@ class _Pair:
     candidate: Sums
     num_samples: int
     values: MetricValues
+    worst: WorstSums
 
-    def drop(self, name: str, sign: float, drops_R: Floats) -> BootstrapDrop:
+    def drop(self, metric: Metric, drops_R: Floats) -> BootstrapDrop:
+        name, sign = metric.name, _sign(metric)
         own, base = (self.values(_totals(sums), self.num_samples)[name] for sums in (self.candidate, self.baseline))
         num_differing = self._num_differing(name)
+        worst_effect = self._worst_effect(metric, num_differing)
+        is_known = self.num_samples > 1 and worst_effect > _SMALLEST
         return BootstrapDrop(
             drop=float(sign * (base[0] - own[0])),
             num_samples=self.num_samples,
             num_differing=num_differing,
-            worst_effect=self._worst_effect(name) if num_differing < FEW else 0.0,
+            worst_effect=(worst_effect if num_differing < FEW else 0.0) if is_known else math.inf,
             acceleration=self._acceleration(name, sign),
             drops_R=drops_R.astype(np.float32),
         )
@@ -175,19 +196,51 @@ class _Pair:
             differs_N |= (rows != candidate[key]).reshape(self.num_samples, -1).any(axis=1)
         return int(differs_N.sum())
 
-    def _worst_effect(self, name: str) -> float:
-        """Return the largest change of the baseline's metric where one sample's sums are replaced by another's."""
+    def _worst_effect(self, metric: Metric, num_differing: int) -> float:
+        """Return what one of the samples that may differ elsewhere costs at most."""
+        name = metric.name
+        rows = self._relevant(self.baseline, name)
+        worst = self.worst(self.baseline).get(name)
+        if worst is None and metric.is_fraction and name in rows and rows[name].ndim == 1:
+            worst = np.full(self.num_samples, 0.0 if metric.higher_is_better else 1.0)
+        if worst is not None:
+            changes = worst.astype(np.float64) - rows[name]
+            num_at_most = num_differing_limit(num_differing, self.num_samples, _EFFECT_CONFIDENCE) * self.num_samples
+            return self._largest_mean_effect(name, changes, math.ceil(num_at_most))
+        return 1.0 if metric.is_fraction else self._largest_seen_effect(name)
+
+    def _largest_mean_effect(self, name: str, changes: Floats, num_at_most: int) -> float:
+        """Return the largest mean effect of up to that many samples, those with the largest effects of their own.
+
+        `changes`: of each sample's sums, (N, ...).
+        """
+        size = max(1, _MAX_CHUNK_BYTES // (8 * max(1, changes[0].size)))
+        parts = [
+            self._effects(name, {name: changes[start : start + size]}) for start in range(0, self.num_samples, size)
+        ]
+        order = np.argsort(-np.concatenate(parts), kind="stable")[:num_at_most]
+        together = self._effects(name, {name: changes[order].cumsum(axis=0)})
+        return float((together / np.arange(1, len(order) + 1)).max())
+
+    def _largest_seen_effect(self, name: str) -> float:
+        """Return the largest effect of one sample's sums in place of another's, of any of the two models."""
         pairs = [self._relevant(sums, name) for sums in (self.baseline, self.candidate)]
-        rows = {key: np.concatenate([pair[key] for pair in pairs]) for key in pairs[0]}
-        flat = np.concatenate([array.reshape(len(array), -1).astype(np.float64) for array in rows.values()], axis=1)
+        rows = {key: np.concatenate([pair[key] for pair in pairs]).astype(np.float64) for key in pairs[0]}
+        flat = np.concatenate([array.reshape(len(array), -1) for array in rows.values()], axis=1)
         _, first = np.unique(flat, axis=0, return_index=True)
         kinds = first[np.linspace(0, len(first) - 1, min(len(first), _MAX_KINDS)).astype(int)]
         removed, added = (chosen.ravel() for chosen in np.meshgrid(kinds, kinds))
-        totals = {key: np.repeat(total, len(removed), axis=0) for key, total in _totals(self.baseline).items()}
-        for key, array in rows.items():
-            totals[key] = totals[key] + array[added].astype(np.float64) - array[removed]
-        before = self.values(_totals(self.baseline), self.num_samples)[name]
-        return float(np.abs(self.values(totals, self.num_samples)[name] - before).max())
+        return float(self._effects(name, {key: array[added] - array[removed] for key, array in rows.items()}).max())
+
+    def _effects(self, name: str, changes: Mapping[str, Floats]) -> Floats:
+        """Return the size of each change of the baseline's metric, (R,). `changes`: of totals, by name, (R, ...)."""
+        totals, num_changes = _totals(self.baseline), len(next(iter(changes.values())))
+        changed = {
+            key: total + changes[key] if key in changes else np.broadcast_to(total, (num_changes, *total.shape[1:]))
+            for key, total in totals.items()
+        }
+        before, after = (self.values(of, self.num_samples)[name] for of in (totals, changed))
+        return np.asarray(np.abs(after - before))
 
     def _acceleration(self, name: str, sign: float) -> float:
         """Return the skewness of the samples' influence, by a jackknife that leaves out at most 1,000 groups."""
@@ -208,6 +261,10 @@ class _Pair:
         influence_G = drops_G.mean() - drops_G
         scale = float((influence_G**2).sum()) ** 1.5
         return float((influence_G**3).sum()) / (6 * scale) if scale > _SMALLEST**3 else 0.0
+
+
+def _sign(metric: Metric) -> float:
+    return 1.0 if metric.higher_is_better else -1.0
 
 
 def _totals(sums: Sums) -> dict[str, Floats]:

@@ -22,8 +22,10 @@ def primary_drops(
     name = task.primary_metric.name
     right_N = baseline.get(name)
     if right_N is None or right_N.dtype != np.bool_ or right_N.ndim != 1:
-        metrics = {name: task.primary_metric.higher_is_better}
-        found = bootstrap_drops(baseline, candidates, metrics, task.metric_values, seed) if candidates else []
+        if not candidates:
+            return []
+        metrics = [task.primary_metric]
+        found = bootstrap_drops(baseline, candidates, metrics, task.metric_values, seed, task.worst_sums)
         return [drops[name] for drops in found]
     return [
         ProportionDrop(int((right_N & ~sums[name]).sum()), int((sums[name] & ~right_N).sum()), len(right_N))

@@ -151,6 +151,12 @@ class Classification(ClassTask):
         values = {name: total / num_samples for name, total in totals.items() if name != "f1"}
         return values if self.positive_class is None else {"f1": f1_of(totals["f1"]), **values}
 
+    def worst_sums(self, sums: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
+        """A positive that is missed, or another class that is taken for it."""
+        import numpy as np
+
+        return {"f1": np.broadcast_to([0, 1], sums["f1"].shape)} if "f1" in sums else {}
+
     def check_targets(self, split: str, targets: Mapping[str, Column]) -> None:
         labels_N = targets["labels"].values()
         for label in (labels_N.min(initial=0), labels_N.max(initial=0)):

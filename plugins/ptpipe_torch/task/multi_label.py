@@ -129,6 +129,12 @@ class MultiLabel(Task):
         means = {name: totals[name] / num_samples for name in ("exact_match", "loss")}
         return {"macro_f1": f1_of(totals["macro_f1"]).mean(axis=1), **means}
 
+    def worst_sums(self, sums: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
+        """Every label is wrong."""
+        import numpy as np
+
+        return {"macro_f1": np.broadcast_to([[0], [1]], sums["macro_f1"].shape)}
+
     def check_targets(self, split: str, targets: Mapping[str, Column]) -> None:
         import numpy as np
 

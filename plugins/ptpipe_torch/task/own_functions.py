@@ -167,6 +167,10 @@ class OwnFunctionsTask(Task):
             **self.task.metric_values(others, num_samples),
         }
 
+    def worst_sums(self, sums: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
+        """The task's: nothing is known of the user's metric."""
+        return self.task.worst_sums(sums)
+
     def check_targets(self, split: str, targets: Mapping[str, Column]) -> None:
         self.task.check_targets(split, targets)
 

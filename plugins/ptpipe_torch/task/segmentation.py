@@ -173,6 +173,10 @@ class Segmentation(ClassTask):
             "loss": totals["loss"] / num_samples,
         }
 
+    def worst_sums(self, sums: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
+        """No pixel is right; those of a class in the mask or in the prediction stay as many."""
+        return {"mean_iou": sums["mean_iou"] * [[0], [1]], "pixel_accuracy": sums["pixel_accuracy"] * [0, 1]}
+
     def _confusions(self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Return the confusion matrix of each sample, int64 (B, K * K)."""
         import torch

@@ -177,6 +177,15 @@ class Task(Facts, ABC):
         found = [self.figures({name: of[i] for name, of in totals.items()}, num_samples) for i in range(num_draws)]
         return {metric.name: np.array([figures[metric.name] for figures in found], float) for metric in self.metrics}
 
+    def worst_sums(self, sums: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
+        """Return what each sample adds at its worst, by the names of metrics: `sample_sums` of the worst outputs.
+
+        `sums`: those of a model's samples, with N rows. Where hardly a sample differs between two models, they don't
+        show what a mistake costs, and a comparison takes the worst. By default none is known: a metric that is a
+        fraction is taken to be a mean of the samples' rows if these are single numbers; else it may drop by all of it.
+        """
+        return {}
+
     def check_targets(self, split: str, targets: Mapping[str, Column]) -> None:  # any value may be right
         """Raise StageError where one of `targets`, columns of `split`, has a value that it can't have."""
 

@@ -147,6 +147,13 @@ class TokenClassification(ClassTask):
         }
         return {"f1": f1_of(totals["f1"]), **values} if self.has_entities else values
 
+    def worst_sums(self, sums: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
+        """No token is right; as many entities are found as were, at least one, and none is right."""
+        import numpy as np
+
+        worst = {"token_accuracy": sums["token_accuracy"] * [0, 1]}
+        return worst | ({"f1": np.maximum(sums["f1"], 1) * [0, 1]} if "f1" in sums else {})
+
     def check_targets(self, split: str, targets: Mapping[str, Column]) -> None:
         check_token_targets(split, targets[_TARGET], self.num_classes, "classes")
 

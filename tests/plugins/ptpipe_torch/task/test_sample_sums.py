@@ -153,3 +153,24 @@ def test_rows_of_a_thousand_classes_stay_small() -> None:
     task = Classification(class_names=tuple(map(str, range(1000))), positive_class="3")
     rows = task.sample_sums({"logits": randn(N, 1000)}, {"labels": randint(0, 1000, N)})
     assert sum(of.nbytes for of in rows.values()) < 16 * N
+
+
+def test_of_the_worst_rows_nothing_is_right(case) -> None:
+    task, outputs, targets = case
+    by_metric = {metric.name: metric for metric in task.metrics}
+    before = {name: of.numpy() for name, of in task.sample_sums(outputs, targets).items()}
+    worst = task.worst_sums(before)
+    assert worst.keys() <= before.keys()
+    for name, rows in worst.items():
+        assert rows.shape == before[name].shape
+        totals = [{key: of.sum(0, dtype=np.float64)[None] for key, of in before.items()} for _ in range(2)]
+        totals[1][name] = rows.sum(0, dtype=np.float64)[None]
+        values = [float(task.metric_values(of, N)[name][0]) for of in totals]
+        assert by_metric[name].higher_is_better and values[0] > values[1] == 0
+
+
+def test_every_fraction_of_a_built_in_task_has_a_worst_row(case) -> None:
+    task, outputs, targets = case
+    rows = {name: of.numpy() for name, of in task.sample_sums(outputs, targets).items()}
+    fractions = {metric.name for metric in task.metrics if metric.is_fraction}
+    assert fractions <= {*task.worst_sums(rows), *(name for name, of in rows.items() if of.ndim == 1)}
