@@ -75,7 +75,8 @@ def compare_models(config: CompareConfig, ctx: Context, models: Sequence[Deploya
     unknown = [metric.name for metric in metrics if metric.name not in {*samples.right, *samples.bootstraps}]
     if unknown and len(rows) > 1:
         ctx.notice(
-            f"no interval for {', '.join(unknown)}: it takes too much memory, or some draws of the samples have none"
+            f"no interval for {', '.join(unknown)}: it takes too much memory, some draws of the samples have none, or "
+            "these samples can't show one"
         )
     ctx.metric(**{f"{row.name}.{primary.name}": row.metrics[primary.name] for row in rows})
     return comparison
@@ -119,6 +120,8 @@ def _evaluated(
     figures = evaluation.figures(name)
     if on_target is not model:
         report_exact_sums(ctx, name, model, split, figures)
+    for sentence in split.data.info.task.undefined(figures, config.split) if num_done == 0 else ():  # of targets alone
+        ctx.notice(sentence)
     values = {metric.name: cast("float", figures[metric.name]) for metric in split.data.info.task.metrics}
     row = Row(name, model.format, model.size_bytes, values)
     return EvaluatedModel(row, recorder.result(), recorder.details(figures), recorder.targets())

@@ -204,6 +204,8 @@ def predict_split(config: PredictConfig, ctx: Context, model: Deployable, data: 
     figures = evaluation.figures(name)
     if on_target is not model:
         report_exact_sums(ctx, name, model, split, figures)
+    for sentence in data.info.task.undefined(figures, config.split):
+        ctx.notice(sentence)
     ctx.metric(**{metric.name: figures[metric.name] for metric in data.info.task.metrics})
     origin: dict[str, JSON] = {"data": data.info.name, "split": config.split, "format": model.format}
     origin["probabilities"] = dict(data.info.task.probability_functions)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import torch
 
 _TOP = 5
+_MAX_NAMED = 10
 
 
 class Classification(ClassTask):
@@ -157,6 +158,10 @@ class Classification(ClassTask):
 
         return {"f1": np.broadcast_to([0, 1], sums["f1"].shape)} if "f1" in sums else {}
 
+    def undefined(self, figures: Mapping[str, JSON], split: str) -> list[str]:
+        """An F1 without a sample of its class."""
+        return [] if self.positive_class is None else without_support(figures["per_class"], split, self.positive_class)
+
     def check_targets(self, split: str, targets: Mapping[str, Column]) -> None:
         labels_N = targets["labels"].values()
         for label in (labels_N.min(initial=0), labels_N.max(initial=0)):
@@ -204,6 +209,16 @@ def f1_of(totals: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     import numpy as np
 
     return np.asarray(2 * totals[:, 0] / np.maximum(1, totals[:, 1]))
+
+
+def without_support(rows: JSON, split: str, *names: str) -> list[str]:
+    """Return a sentence that names those of `names` of which `split` has nothing. `rows`: as `per_class` returns."""
+    found = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+    absent = [row["name"] for row in found if row["name"] in names and not row["support"]]
+    if not absent:
+        return []
+    named = ", ".join(repr(name) for name in absent[:_MAX_NAMED]) + (", ..." if len(absent) > _MAX_NAMED else "")
+    return [f"{split} has no sample of {named}: F1 is undefined there and counts as 0"]
 
 
 def per_class(confusion_KK: npt.NDArray[np.int64], class_names: Sequence[str]) -> list[dict[str, JSON]]:

@@ -14,7 +14,7 @@ from ptpipe import JSON, StageError
 from ptpipe_torch.data.column import Column
 from ptpipe_torch.data.column_info import ArrayInfo, ColumnInfo
 from ptpipe_torch.model.signature import BATCH, Meanings, TensorSpec
-from ptpipe_torch.task.classification import f1_of
+from ptpipe_torch.task.classification import f1_of, without_support
 from ptpipe_torch.task.soft_targets import label_divergence
 from ptpipe_torch.task.task import Metric, Task, meaning_of
 
@@ -134,6 +134,10 @@ class MultiLabel(Task):
         import numpy as np
 
         return {"macro_f1": np.broadcast_to([[0], [1]], sums["macro_f1"].shape)}
+
+    def undefined(self, figures: Mapping[str, JSON], split: str) -> list[str]:
+        """Labels that no sample has, whose F1 is 0."""
+        return without_support(figures["per_label"], split, *self.label_names)
 
     def check_targets(self, split: str, targets: Mapping[str, Column]) -> None:
         import numpy as np

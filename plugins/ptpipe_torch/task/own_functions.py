@@ -171,6 +171,9 @@ class OwnFunctionsTask(Task):
         """The task's: nothing is known of the user's metric."""
         return self.task.worst_sums(sums)
 
+    def undefined(self, figures: Mapping[str, JSON], split: str) -> list[str]:
+        return self.task.undefined(figures, split)
+
     def check_targets(self, split: str, targets: Mapping[str, Column]) -> None:
         self.task.check_targets(split, targets)
 

@@ -174,7 +174,8 @@ class Regression(Task):
         }
         figures: dict[str, JSON] = {name: sum(values) / self.num_targets for name, values in of_target.items()}
         rows: list[JSON] = [
-            {"name": name, **{metric: values[number] for metric, values in of_target.items()}}
+            {"name": name, "is_constant": not variance_T[number]}
+            | {metric: values[number] for metric, values in of_target.items()}
             for number, name in enumerate(self.target_names)
         ]
         means: dict[str, JSON] = {name: float(sums[name]) / num_samples for name in ("psnr_db", "loss") if name in sums}
@@ -217,6 +218,12 @@ class Regression(Task):
             "rmse": np.sqrt(totals["rmse"] / num_values).mean(axis=1),
             "mae": (totals["mae"] / num_values).mean(axis=1),
         } | {name: totals[name] / num_samples for name in ("psnr_db", "loss") if name in totals}
+
+    def undefined(self, figures: Mapping[str, JSON], split: str) -> list[str]:
+        """The R2 of targets that are constant."""
+        rows = cast("Sequence[Mapping[str, JSON]]", figures["per_target"])
+        named = ", ".join(str(row["name"]) for row in rows if row["is_constant"])
+        return [f"{split} has the same value of {named} in all samples: R2 is undefined there"] if named else []
 
     def check_targets(self, split: str, targets: Mapping[str, Column]) -> None:
         import numpy as np

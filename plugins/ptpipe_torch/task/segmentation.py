@@ -6,7 +6,7 @@ Shape legend: B samples of a batch, K classes, H height, W width, P counted pixe
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
@@ -176,6 +176,12 @@ class Segmentation(ClassTask):
     def worst_sums(self, sums: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
         """No pixel is right; those of a class in the mask or in the prediction stay as many."""
         return {"mean_iou": sums["mean_iou"] * [[0], [1]], "pixel_accuracy": sums["pixel_accuracy"] * [0, 1]}
+
+    def undefined(self, figures: Mapping[str, JSON], split: str) -> list[str]:
+        """An IoU without a pixel that counts."""
+        rows = cast("Sequence[Mapping[str, JSON]]", figures["per_class"])
+        has_none = all(row["iou"] is None for row in rows)
+        return [f"{split} has no pixel that counts: the IoU is undefined there"] if has_none else []
 
     def _confusions(self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Return the confusion matrix of each sample, int64 (B, K * K)."""

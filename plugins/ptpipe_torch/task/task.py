@@ -186,6 +186,14 @@ class Task(Facts, ABC):
         """
         return {}
 
+    def undefined(self, figures: Mapping[str, JSON], split: str) -> list[str]:
+        """Return sentences that name what `split` lacks for metrics to say something; by default none.
+
+        `figures`: those of all its samples. No drop of a metric can be shown where it has the same value whatever is
+        predicted.
+        """
+        return []
+
     def check_targets(self, split: str, targets: Mapping[str, Column]) -> None:  # any value may be right
         """Raise StageError where one of `targets`, columns of `split`, has a value that it can't have."""
 

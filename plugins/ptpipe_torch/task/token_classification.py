@@ -154,6 +154,11 @@ class TokenClassification(ClassTask):
         worst = {"token_accuracy": sums["token_accuracy"] * [0, 1]}
         return worst | ({"f1": np.maximum(sums["f1"], 1) * [0, 1]} if "f1" in sums else {})
 
+    def undefined(self, figures: Mapping[str, JSON], split: str) -> list[str]:
+        """An F1 without an entity."""
+        has_none = self.has_entities and figures["recall"] is None
+        return [f"{split} has no entity: F1 is undefined there and counts as 0"] if has_none else []
+
     def check_targets(self, split: str, targets: Mapping[str, Column]) -> None:
         check_token_targets(split, targets[_TARGET], self.num_classes, "classes")
 

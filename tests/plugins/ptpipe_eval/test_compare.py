@@ -17,6 +17,7 @@ from ptpipe_eval.compare import describe_disturbance, describe_slower_int8
 from ptpipe_eval.config import CompareConfig, EvalLatencyConfig, PredictConfig
 from ptpipe_eval.graph.facts import Costs, Peaks
 from ptpipe_eval.quality import recorder
+from ptpipe_torch import Classification
 from ptpipe_torch import Metric as TaskMetric
 from ptpipe_torch import OnnxFile, Selected
 
@@ -281,8 +282,15 @@ def test_metrics_that_take_too_much_memory_are_reported(digits, pair, context, e
     made = eval_compare(CompareConfig(batch_sizes=()), context(models=("a", "b")), pair, digits)
     assert made.drop("b", LOSS) is None and made.drop("b", ACCURACY).num_lost > 0
     assert [event.text for event in events if isinstance(event, Notice)] == [
-        "no interval for loss: it takes too much memory, or some draws of the samples have none"
+        "no interval for loss: it takes too much memory, some draws of the samples have none, or these samples "
+        "can't show one"
     ]
+
+
+def test_what_a_split_lacks_for_a_metric_is_reported_once(digits, pair, context, events, monkeypatch) -> None:
+    monkeypatch.setattr(Classification, "undefined", lambda _, figures, split: [f"{split}: {figures['accuracy']:.0f}"])
+    eval_compare(CompareConfig(batch_sizes=()), context(models=("a", "b")), pair, digits)
+    assert [event.text for event in events if isinstance(event, Notice)] == ["test: 1"]
 
 
 def test_the_summary_is_as_documented(table) -> None:

@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from ptpipe import StageError
-from ptpipe.events import Metric, Progress
+from ptpipe.events import Metric, Notice, Progress
 from ptpipe_eval import eval_predict
 from ptpipe_eval.config import PredictConfig
 from ptpipe_torch import (
     ArrayColumn,
+    Classification,
     Data,
     DatasetInfo,
     Deployable,
@@ -70,6 +71,12 @@ def test_progress_and_metrics_are_reported(digits, numpy_model, context, events)
     assert (steps[-1].done, steps[-1].total, steps[-1].unit) == (400, 400, "samples")
     metrics = {event.name: event.value for event in events if isinstance(event, Metric)}
     assert metrics == {word: answer.metrics[word] for word in ("accuracy", "top5_accuracy", "loss")}
+
+
+def test_what_a_split_lacks_for_a_metric_is_reported(digits, numpy_model, context, events, monkeypatch) -> None:
+    monkeypatch.setattr(Classification, "undefined", lambda _, figures, split: [f"{split}: {figures['accuracy']:.0f}"])
+    eval_predict(PredictConfig(split="val"), context(model=("m",)), numpy_model, digits)
+    assert [event.text for event in events if isinstance(event, Notice)] == ["val: 1"]
 
 
 def test_predictions_are_saved(digits, numpy_model, context, tmp_path) -> None:

@@ -41,3 +41,69 @@ def test_models_that_make_no_mistake_are_not_shown_to_be_equal(name) -> None:
     (drop,) = primary_drops(task, sums, [sums], seed=7)
     low, high = drop.limits(0.95)
     assert drop.drop == 0 and -low == high > 0.02 and drop.p_value(0.0001) > 0.9
+
+
+def without_class_b() -> tuple:
+    task, outputs, targets = CASES["positive class"]
+    return task, outputs, {"labels": targets["labels"] % 2 * 2}
+
+
+def without_variance() -> tuple:
+    task, outputs, targets = CASES["regression"]
+    return task, outputs, {"targets": torch.full_like(targets["targets"], 0.3)}
+
+
+def with_tags(tag: int) -> tuple:
+    task, outputs, targets = CASES["entities"]
+    return task, outputs, {"tags": torch.full_like(targets["tags"], tag)}
+
+
+def with_labels_of_none() -> tuple:
+    task, outputs, targets = CASES["labels"]
+    return task, outputs, {"labels": targets["labels"] * 0}
+
+
+def with_nothing_but_ignored_pixels() -> tuple:
+    task, outputs, targets = CASES["pixels"]
+    return task, outputs, {"masks": torch.full_like(targets["masks"], task.ignore)}
+
+
+@pytest.mark.parametrize(
+    ("case", "sentence"),
+    [
+        (without_class_b(), "test has no sample of 'b': F1 is undefined there and counts as 0"),
+        (without_variance(), "test has the same value of a, b in all samples: R2 is undefined there"),
+        (with_tags(4), "test has no entity: F1 is undefined there and counts as 0"),
+        (with_labels_of_none(), "test has no sample of 'x', 'y', 'never': F1 is undefined there and counts as 0"),
+        (with_nothing_but_ignored_pixels(), "test has no pixel that counts: the IoU is undefined there"),
+    ],
+    ids=["f1", "r2", "entities", "labels", "pixels"],
+)
+def test_what_is_undefined_is_named_and_shows_no_drop(case, sentence) -> None:
+    task, outputs, targets = case
+    figures = task.figures({name: of.numpy() for name, of in task.sums(outputs, targets).items()}, 23)
+    assert task.undefined(figures, "test") == [sentence]
+    opposite = {name: -of for name, of in outputs.items()}
+    before, after = (
+        {name: rows.numpy() for name, rows in task.sample_sums(of, targets).items()} for of in (outputs, opposite)
+    )
+    for candidate in (before, after):
+        (drop,) = primary_drops(task, before, [candidate], seed=7)
+        assert drop.limits(0.95) == (-np.inf, np.inf) and drop.p_value(1.0) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "sentences"),
+    [
+        ("positive class", []),
+        ("two classes", []),
+        ("labels", ["test has no sample of 'never': F1 is undefined there and counts as 0"]),
+        ("entities", []),
+        ("regression", ["test has the same value of b in all samples: R2 is undefined there"]),
+        ("pixels", []),
+    ],
+)
+def test_what_a_split_lacks_is_named(name, sentences) -> None:
+    task, outputs, targets = CASES[name]
+    figures = task.figures({key: of.numpy() for key, of in task.sums(outputs, targets).items()}, 23)
+    assert task.undefined(figures, "test") == sentences
