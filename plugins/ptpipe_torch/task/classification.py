@@ -67,16 +67,7 @@ class Classification(ClassTask):
 
     def losses(self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Cross-entropy, weighted by class and focal where the facts say so."""
-        import torch
-        from torch.nn.functional import cross_entropy
-
-        logits_BK, labels_B = outputs["logits"].float(), targets["labels"]
-        losses_B = cross_entropy(logits_BK, labels_B, reduction="none", label_smoothing=self.label_smoothing)
-        if self.class_weights:
-            losses_B = losses_B * constant(self.class_weights, labels_B.device)[labels_B]
-        if self.focal_gamma:
-            losses_B = losses_B * torch.exp(self.focal_gamma * _log_of_others(logits_BK, labels_B))
-        return losses_B
+        return self._losses(outputs["logits"].float(), targets["labels"], self.label_smoothing)
 
     def teacher_losses(
         self,
@@ -89,15 +80,14 @@ class Classification(ClassTask):
         return class_divergence(outputs["logits"], teacher_outputs["logits"], 1, temperature)
 
     def sums(self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The confusion matrix, rows are labels; cross-entropy in float64, without smoothing; labels in the top 5."""
+        """The confusion matrix, rows are labels; `losses` in float64, without smoothing; labels in the top 5."""
         import torch
-        from torch.nn.functional import cross_entropy
 
         logits_BK, labels_B = outputs["logits"], targets["labels"]
         cells_B = labels_B * self.num_classes + logits_BK.argmax(1)
         sums = {
             "confusion": torch.bincount(cells_B, minlength=self.num_classes**2),
-            "loss": cross_entropy(logits_BK.double(), labels_B, reduction="sum"),
+            "loss": self._losses(logits_BK.double(), labels_B).sum(),
         }
         if self.num_classes > _TOP:
             sums["top5"] = (label_ranks(logits_BK, labels_B) < _TOP).sum()
@@ -131,13 +121,12 @@ class Classification(ClassTask):
         self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
         import torch
-        from torch.nn.functional import cross_entropy
 
         logits_BK, labels_B = outputs["logits"], targets["labels"]
         predicted_B = logits_BK.argmax(1)
         sums = {
             "accuracy": predicted_B == labels_B,
-            "loss": cross_entropy(logits_BK.double(), labels_B, reduction="none"),
+            "loss": self._losses(logits_BK.double(), labels_B),
         }
         if self.num_classes > _TOP:
             sums["top5_accuracy"] = label_ranks(logits_BK, labels_B) < _TOP
@@ -181,6 +170,17 @@ class Classification(ClassTask):
 
     def with_label_smoothing(self, label_smoothing: float) -> Self:
         return self.model_copy(update={"label_smoothing": label_smoothing})
+
+    def _losses(self, logits_BK: torch.Tensor, labels_B: torch.Tensor, label_smoothing: float = 0.0) -> torch.Tensor:
+        import torch
+        from torch.nn.functional import cross_entropy
+
+        losses_B = cross_entropy(logits_BK, labels_B, reduction="none", label_smoothing=label_smoothing)
+        if self.class_weights:
+            losses_B = losses_B * constant(self.class_weights, labels_B.device)[labels_B]
+        if self.focal_gamma:
+            losses_B = losses_B * torch.exp(self.focal_gamma * _log_of_others(logits_BK, labels_B))
+        return losses_B
 
 
 def _log_of_others(logits_BK: torch.Tensor, labels_B: torch.Tensor) -> torch.Tensor:

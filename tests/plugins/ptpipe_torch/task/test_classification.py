@@ -271,6 +271,13 @@ def test_weights_of_classes_and_the_focal_loss() -> None:
     )
     focal = Classification(class_names=tuple("abc"), focal_gamma=2.0)
     torch.testing.assert_close(focal.losses(*arguments), plain_B * (1 - torch.exp(-plain_B)) ** 2)
+    for task in (weighted, focal):
+        mean = task.losses(*arguments).mean().item()
+        smoothed = task.with_label_smoothing(0.1)
+        for own in (task, smoothed):
+            figures = own.figures({name: of.numpy() for name, of in own.sums(*arguments).items()}, 50)
+            assert figures["loss"] == pytest.approx(mean, rel=1e-6), "val_loss is what train_loss is, unsmoothed"
+        assert smoothed.losses(*arguments).mean().item() != pytest.approx(mean, rel=1e-3)
 
 
 @pytest.mark.parametrize("gamma", [0.2, 0.5, 1.0, 2.0])

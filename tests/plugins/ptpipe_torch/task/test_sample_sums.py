@@ -44,7 +44,13 @@ CASES: dict[str, tuple[Task, Tensors, Tensors]] = {
     "classification": (Classification(class_names=CLASSES), {"logits": randn(N, 7)}, {"labels": randint(0, 7, N)}),
     "two classes": (Classification(class_names=("a", "b")), {"logits": randn(N, 2)}, {"labels": randint(0, 2, N)}),
     "positive class": (
-        Classification(class_names=("a", "b", "c"), positive_class="b", label_smoothing=0.1, focal_gamma=2.0),
+        Classification(
+            class_names=("a", "b", "c"),
+            positive_class="b",
+            label_smoothing=0.1,
+            focal_gamma=2.0,
+            class_weights=(0.5, 2.0, 1.0),
+        ),
         {"logits": randn(N, 3)},
         {"labels": randint(0, 3, N)},
     ),
