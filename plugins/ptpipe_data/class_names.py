@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, TypeAlias
 
 from pydantic import AfterValidator, Field
@@ -18,9 +17,3 @@ def _names_differ(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 ClassNames: TypeAlias = Annotated[tuple[str, ...], Field(min_length=1), AfterValidator(_names_differ)]
-
-
-def refuse_ignored_class(ignore: int, class_names: Sequence[str] | None) -> None:
-    """Raise ValueError where the value of pixels that don't count is the number of a class."""
-    if class_names is not None and ignore < len(class_names):
-        raise ValueError(f"ignore: {ignore} is the class {class_names[ignore]!r}")

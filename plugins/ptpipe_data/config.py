@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal, Self, TypeAlias
 from pydantic import AfterValidator, Field, model_validator
 
 from ptpipe import StageConfig
-from ptpipe_data.class_names import ClassNames, refuse_ignored_class
+from ptpipe_data.class_names import ClassNames
 from ptpipe_torch import LoaderOptions
 from ptpipe_torch.data.data import LOADING_OPTIONS
 from ptpipe_torch.data.images import MAX_PIXELS
@@ -190,8 +190,6 @@ class ArrayTaskConfig(TaskConfig):
 
     @model_validator(mode="after")
     def _fits_the_array(self) -> Self:
-        if self.task == "segmentation":
-            refuse_ignored_class(self.ignore, self.names)
         if self.task != "regression" and self.data_range is not None:
             raise ValueError("data_range is an option of the task regression")
         return self
@@ -276,8 +274,3 @@ class SegmentationFolderConfig(ImageConfig):
     max_pixels: int = Field(
         MAX_PIXELS, ge=1, le=178_000_000, description="maximum width times height of an image; a larger one is an error"
     )
-
-    @model_validator(mode="after")
-    def _ignores_no_class(self) -> Self:
-        refuse_ignored_class(self.ignore, self.class_names)
-        return self

@@ -64,7 +64,10 @@ class Segmentation(ClassTask):
     class_names: tuple[str, ...] = Field(min_length=1, max_length=255)
     shape_HW: tuple[PositiveInt, PositiveInt]
     ignore: NonNegativeInt = Field(255, le=255)
-    """The number in masks of pixels that don't count."""
+    """The number in masks of pixels that don't count.
+
+    It may be that of a class: no IoU is of it, and where the network predicts it, the pixel's class is missed.
+    """
 
     @property
     def targets(self) -> Mapping[str, ColumnInfo]:
@@ -118,10 +121,14 @@ class Segmentation(ClassTask):
         }
 
     def figures(self, sums: Mapping[str, npt.NDArray[Any]], num_samples: int) -> dict[str, JSON]:
-        """Intersection over union of each class, over all pixels of the split; their mean over classes that occur."""
+        """Intersection over union of each class, over all pixels of the split; their mean over classes that occur.
+
+        That of `ignore`, where it is a class, is null.
+        """
         confusion_KK = sums["confusion"].reshape(self.num_classes, self.num_classes)
         hits_K = confusion_KK.diagonal()
         union_K = confusion_KK.sum(axis=0) + confusion_KK.sum(axis=1) - hits_K
+        union_K[self.ignore : self.ignore + 1] = 0
         ious = [float(hits / union) if union else None for hits, union in zip(hits_K, union_K, strict=True)]
         occurring = [iou for iou in ious if iou is not None]
         rows: list[JSON] = [{"name": name, "iou": iou} for name, iou in zip(self.class_names, ious, strict=True)]
@@ -153,6 +160,7 @@ class Segmentation(ClassTask):
         confusion_BKK = self._confusions(outputs, targets).view(-1, self.num_classes, self.num_classes)
         hits_BK = confusion_BKK.diagonal(dim1=1, dim2=2)
         union_BK = confusion_BKK.sum(1) + confusion_BKK.sum(2) - hits_BK
+        union_BK[:, self.ignore : self.ignore + 1] = 0
         return {
             "mean_iou": torch.stack([hits_BK, union_BK], dim=1).int(),
             "pixel_accuracy": torch.stack([hits_BK.sum(1), confusion_BKK.sum((1, 2))], dim=1),

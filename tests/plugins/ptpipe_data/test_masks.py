@@ -8,9 +8,9 @@ from ptpipe_data.masks import count_classes
 from ptpipe_torch import ArrayColumn
 
 
-def counts(ctx: Context, *values: int, names: tuple[str, ...] = ("sky", "road")) -> list[int]:
+def counts(ctx: Context, *values: int, names: tuple[str, ...] = ("sky", "road"), ignore: int = 255) -> list[int]:
     masks_NHW = np.array(values, dtype=np.uint8).reshape(1, 1, -1)
-    return count_classes(ArrayColumn(masks_NHW), names, 255, ctx).tolist()
+    return count_classes(ArrayColumn(masks_NHW), names, ignore, ctx).tolist()
 
 
 def test_masks_without_two_classes_teach_nothing(ctx: Context) -> None:
@@ -26,3 +26,10 @@ def test_classes_without_pixels_are_reported(ctx: Context, events) -> None:
     assert counts(ctx, 0, 1, 1, 255) == [1, 2] and not events.notices
     assert counts(ctx, 1, 1, 1, names=("sky", "road", "car")) == [0, 3, 0]
     assert events.notices == ["train has nothing of 2 of 3 classes: sky, car"]
+
+
+def test_a_class_that_is_ignored_is_not_counted(ctx: Context, events) -> None:
+    names = ("void", "road", "car")
+    assert counts(ctx, 0, 1, 2, 2, names=names, ignore=0) == [0, 1, 2] and not events.notices
+    with pytest.raises(StageError, match=r"have nothing but the class 'road' and the ignored value 0 "):
+        counts(ctx, 0, 1, names=names, ignore=0)

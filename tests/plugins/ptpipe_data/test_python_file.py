@@ -187,6 +187,8 @@ def test_masks(load: Any) -> None:
     (batch,) = data.batches("train", batch_size=40)
     assert batch.inputs["photo"].shape == (40, 3, 8, 6) and batch.targets["masks"].dtype == torch.int64
     assert load("masks", task="segmentation", target="mask").info.task.class_names == ("0", "1", "2", "3")
+    void = load("masks", task="segmentation", target="mask", names=["void", "a", "b", "c"], ignore=0).info.task
+    assert void == Segmentation(class_names=("void", "a", "b", "c"), shape_HW=(8, 6), ignore=0)
 
 
 def test_maps_are_mirrored_with_their_images(load: Any) -> None:
@@ -288,7 +290,6 @@ def test_bfloat16(load: Any) -> None:
             r"row 0 of mask has pixels of 3; classes are numbered 0 to 2",
         ),
         ("items", {"task": "segmentation"}, r"target holds int64 of shape \(40,\); a segmentation's target are"),
-        ("masks", {"task": "segmentation", "names": ["a"], "ignore": 0}, "ignore: 0 is the class 'a'"),
         ("changes_type", {}, r"target of item 20 is float64 of shape \(\); that of item 0 is int64 of shape \(\)$"),
         ("changes_names", {}, r"item 20 has target, item 0 has a, target"),
         ("single", {}, r"single\(\), train: item 0 is a ndarray, not a tuple of inputs and target, or a dict"),

@@ -203,9 +203,13 @@ def test_what_does_not_fit_is_refused_with_its_path(load, folder: Path, tmp_path
     assert list((tmp_path / "scratch").iterdir()) == []
 
 
-def test_an_ignored_value_that_is_a_class_is_refused() -> None:
-    with pytest.raises(ValueError, match="ignore: 1 is the class 'road'"):
-        SegmentationFolderConfig(path="x", class_names=NAMES, ignore=1)
+def test_a_class_may_be_ignored(load, folder: Path) -> None:
+    for path in folder.glob("*/masks/*"):
+        pixels = np.array(Image.open(path))
+        Image.fromarray(np.where(pixels == 255, 0, pixels)).save(path)
+    task = load(ignore=0, class_weights="balanced").info.task
+    assert task.ignore == 0 and task.class_names == NAMES
+    assert task.class_weights[0] == 0 and min(task.class_weights[1:]) > 0.5
 
 
 def test_relative_paths_are_searched_in_the_data_folder_too(load, folder: Path, monkeypatch) -> None:

@@ -124,3 +124,18 @@ def test_weights_of_classes_weight_pixels() -> None:
     of_pixel = torch.tensor([*weights, *[0.0] * (IGNORE + 1 - K)])[masks_BHW]
     expected = (plain_BHW * of_pixel).sum((1, 2)) / (masks_BHW != IGNORE).sum((1, 2))
     torch.testing.assert_close(weighted, expected)
+
+
+def test_a_class_that_is_ignored_has_no_iou_and_is_wrong_where_it_is_predicted() -> None:
+    """Of 6 pixels of `a`, 2 are called `void`; of 4 of `b` none; 2 of `void` don't count."""
+    task = Segmentation(class_names=("void", "a", "b"), shape_HW=(3, 4), ignore=0)
+    masks = torch.tensor([0, 0, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2]).view(1, 3, 4)
+    predicted = torch.tensor([1, 2, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2]).view(1, 3, 4)
+    outputs = {"logits": torch.nn.functional.one_hot(predicted, 3).permute(0, 3, 1, 2).float()}
+    targets = {"masks": masks}
+    figures = task.figures({name: of.numpy() for name, of in task.sums(outputs, targets).items()}, 1)
+    assert [row["iou"] for row in figures["per_class"]] == [None, pytest.approx(4 / 6), 1.0]
+    assert figures["mean_iou"] == pytest.approx(5 / 6) and figures["pixel_accuracy"] == pytest.approx(8 / 10)
+    rows = task.sample_sums(outputs, targets)
+    totals = {name: of.numpy().sum(0, dtype=np.float64)[None] for name, of in rows.items()}
+    assert task.metric_values(totals, 1)["mean_iou"] == pytest.approx([5 / 6])
