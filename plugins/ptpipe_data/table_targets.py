@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ptpipe import StageError
-from ptpipe_data.classes import classification
+from ptpipe_data.classes import classification, refuse_single_class
 from ptpipe_data.config import ClassesConfig, TaskConfig
 from ptpipe_data.paths import id_prefixes
 from ptpipe_data.splitting import Groups
@@ -122,6 +122,7 @@ class TableReader:
                 row = next(row for row, value in enumerate(of) if value in unseen)
                 problem = "a class that no row of train has: remove the row, or add some"
                 raise self.files[split].error(name, row, problem)
+        refuse_single_class(f"{self.files['train'].path}, column {name!r}: train", classes)
         labels = {split: np.array([numbers[value] for value in of], dtype=np.int64) for split, of in texts.items()}
         return classification(classes, config.classes or ClassesConfig(), labels["train"][self.train_N]), labels
 

@@ -620,13 +620,23 @@ def test_a_class_that_train_does_not_have_is_refused(tmp_path: Path, load: Load,
 
 
 def test_a_class_that_was_drawn_into_test_alone_is_refused(tmp_path: Path, load: Load) -> None:
-    path = write(tmp_path / "t.csv", {"a": list(range(40)), "y": ["u"] * 40})
+    path = write(tmp_path / "t.csv", {"a": list(range(40)), "y": ["u", "v"] * 20})
     row = rows_of(load(path, **CLASSIFICATION, test_size=5), "test")[0]
-    labels = ["u"] * 40
+    labels = ["u", "v"] * 20
     labels[row] = "rare"
     write(path, {"a": list(range(40)), "y": labels})
     with pytest.raises(StageError, match=rf"row {row + 1}, column 'y': 'rare', a class that no row of train has"):
         load(path, **CLASSIFICATION, test_size=5)
+
+
+def test_a_single_class_is_refused(tmp_path: Path, load: Load) -> None:
+    path = write(tmp_path / "t.csv", {"a": list(range(40)), "y": ["u"] * 40})
+    message = rf"^{path}, column 'y': train has samples of one class, u: a classification needs two$"
+    with pytest.raises(StageError, match=message):
+        load(path, **CLASSIFICATION)
+    with pytest.raises(StageError, match="'w', a class that no row of train has"):
+        other = write(tmp_path / "other.csv", {"a": [1], "y": ["w"]})
+        load(path, **CLASSIFICATION, test_path=str(other))
 
 
 def test_more_than_a_thousand_classes_are_refused(tmp_path: Path, load: Load) -> None:

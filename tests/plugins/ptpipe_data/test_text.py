@@ -299,7 +299,7 @@ class TestTrainedTokenizer:
 
     def test_rows_that_were_drawn_for_test_are_not_of_train(self, tmp_path: Path, load: Load) -> None:
         texts = [f"{chr(97 + number) * 6} {chr(97 + number) * 6}" for number in range(20)]
-        path = write(tmp_path / "t.csv", {"text": texts, "y": ["u"] * 20})
+        path = write(tmp_path / "t.csv", {"text": texts, "y": ["u", "v"] * 10})
         found = []
         for seed in (7, 8):
             data = load(path, seed=seed, test_size=0.5, vocabulary_size=1000)
@@ -370,7 +370,8 @@ class TestLengths:
     def test_few_truncated_texts_are_in_the_log_alone(
         self, tmp_path: Path, load: Load, events: list[Any], num: int, kind: type
     ) -> None:
-        load(write(tmp_path / "t.csv", {"text": ["a b c d", *["a"] * (num - 1)], "y": ["u"] * num}), max_length=3)
+        rows = {"text": ["a b c d", *["a"] * (num - 1)], "y": ["u", *["v"] * (num - 1)]}
+        load(write(tmp_path / "t.csv", rows), max_length=3)
         (event,) = [event for event in events if isinstance(event, Notice | LogLine)]
         assert isinstance(event, kind) and "1 of " in event.text
 
@@ -940,12 +941,12 @@ WRITABLE = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_siz
 
 @settings(max_examples=40)
 @given(
-    st.lists(WRITABLE, min_size=1, max_size=6),
+    st.lists(WRITABLE, min_size=2, max_size=6),
     st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL]),
     st.sampled_from([",", "\t"]),
 )
 def test_any_text_is_the_same_in_every_file(texts: list[str], quoting: Any, delimiter: str) -> None:
-    table = {"text": texts, "y": ["a"] * len(texts)}
+    table = {"text": texts, "y": ["a", *["b"] * (len(texts) - 1)]}
     with tempfile.TemporaryDirectory() as folder:
         names = ("t.csv" if delimiter == "," else "t.tsv", "t.jsonl", "t.parquet")
         loaded = [load_text(write(Path(folder) / name, table, quoting), max_length=300) for name in names]
