@@ -114,6 +114,18 @@ class TestOperatingCharacteristics:
         low, high = tango_limits(lost, gained, 10_000, Z95)
         assert 0.94 <= chance[(low <= drop) & (drop <= high)].sum() <= 0.96
 
+    @pytest.mark.parametrize("num_samples", [100, 360, 1000, 10_000])
+    def test_where_no_sample_is_gained_a_drop_equal_to_the_margin_is_decided_in_less_than_10_percent(
+        self, num_samples
+    ) -> None:
+        """The figures of decision 0018 and docs/gates.md."""
+        lost = np.arange(60)
+        low, high = tango_limits(lost, np.zeros(60), num_samples, one_sided_z(0.95))
+        margins = np.arange(0.5, 12, 0.02)[:, None] / num_samples
+        chance = stats.binom.pmf(lost, num_samples, margins)
+        assert 0.065 < (chance * (high < margins)).sum(axis=1).max() < 0.0695
+        assert 0.093 < (chance * (low > margins)).sum(axis=1).max() < 0.0945
+
     @pytest.mark.parametrize("discordance", [0.004, 0.01, 0.04])
     @pytest.mark.parametrize("margin", [0.001, 0.003])
     def test_a_drop_equal_to_the_margin_passes_in_at_most_5_percent(self, discordance, margin) -> None:
