@@ -174,8 +174,11 @@ class Regression(Task):
         }
         figures: dict[str, JSON] = {name: sum(values) / self.num_targets for name, values in of_target.items()}
         rows: list[JSON] = [
-            {"name": name, "is_constant": not variance_T[number]}
-            | {metric: values[number] for metric, values in of_target.items()}
+            {
+                "name": name,
+                "is_constant": not variance_T[number],
+                **{metric: values[number] for metric, values in of_target.items()},
+            }
             for number, name in enumerate(self.target_names)
         ]
         means: dict[str, JSON] = {name: float(sums[name]) / num_samples for name in ("psnr_db", "loss") if name in sums}
