@@ -104,7 +104,9 @@ def check_drop(
     drop = comparison.drop(candidate.name, metric)
     start = _difference(comparison, candidate, metric)
     if drop is None:
-        return LimitCheck(None, f"{start}; its interval is not known: no facts of single samples show one")
+        has_facts = comparison.samples is not None
+        why = "these samples can't show one" if has_facts else "the comparison has no facts of single samples"
+        return LimitCheck(None, f"{start}; its interval is not known: {why}")
     low, high = drop.limits(confidence)
     is_met = True if high < max_drop else False if low > max_drop else None
     number = _Number(metric, comparison.num_samples)

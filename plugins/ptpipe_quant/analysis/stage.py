@@ -16,7 +16,7 @@ from ptpipe_quant.dry_run import freeze_ranges
 from ptpipe_quant.stages import calibrated_network, names_to_store
 from ptpipe_torch import Batch, Data, Model
 from ptpipe_torch.int8.engine import quantized_engine
-from ptpipe_torch.quality.drops import primary_drops, primary_value
+from ptpipe_torch.quality.drops import finite_limits, primary_drops, primary_value
 from ptpipe_torch.runtime import freed_memory_kept, released_memory, torch_threads
 
 _NUM_NAMED = 3
@@ -84,7 +84,7 @@ def _effects(measurement: Measurement, data: Data, confidence: float, seed: int)
     drops = primary_drops(data.info.task, measurement.unrounded.sums, [record.sums for record in records], seed)
     effects = []
     for record, drop in zip(records, drops, strict=True):
-        low, high = drop.limits(confidence)
+        low, high = finite_limits(data.info.task, drop, confidence)
         effects.append(Effect(record.sqnr_db, drop.drop, low, high))
     return effects
 

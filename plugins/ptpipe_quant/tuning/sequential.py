@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from ptpipe_torch import Task
 from ptpipe_torch.quality.bootstrap import Sums
-from ptpipe_torch.quality.drops import primary_drops
+from ptpipe_torch.quality.drops import finite_limits, primary_drops
 
 _FRACTIONS = (8, 4, 2, 1)
 _MIN_SAMPLES = 64
@@ -48,7 +48,7 @@ class Budget:
         for size in looks:
             baseline, candidate = sums_of(size)
             (drop,) = primary_drops(self.task, baseline, [candidate], self.seed)
-            low, high = drop.limits(confidence)
+            low, high = finite_limits(self.task, drop, confidence)
             is_sure = high < self.max_drop or low > self.max_drop
             if is_sure or size == num_samples:
                 break

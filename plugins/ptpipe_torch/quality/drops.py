@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
+from ptpipe import StageError
 from ptpipe_torch.quality.bootstrap import BootstrapDrop, Sums, bootstrap_drops
 from ptpipe_torch.quality.proportions import ProportionDrop
 from ptpipe_torch.task.task import Task
@@ -31,6 +33,23 @@ def primary_drops(
         ProportionDrop(int((right_N & ~sums[name]).sum()), int((sums[name] & ~right_N).sum()), len(right_N))
         for sums in candidates
     ]
+
+
+def finite_limits(task: Task, drop: ProportionDrop | BootstrapDrop, confidence: float) -> tuple[float, float]:
+    """Return the limits of a drop in the primary metric; of a fraction of which the samples show nothing, -1 and 1.
+
+    Raises StageError for another metric of which they show nothing.
+    """
+    low, high = drop.limits(confidence)
+    if math.isfinite(low):
+        return low, high
+    metric = task.primary_metric
+    if not metric.is_fraction:
+        raise StageError(
+            f"{metric.name}: {drop.num_samples} samples can't show a drop in it: it has the same value whatever "
+            "is predicted, or there is only one: use other samples"
+        )
+    return -1.0, 1.0
 
 
 def primary_value(task: Task, sums: Sums) -> float:

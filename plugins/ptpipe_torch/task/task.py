@@ -187,7 +187,7 @@ class Task(Facts, ABC):
         return {}
 
     def undefined(self, figures: Mapping[str, JSON], split: str) -> list[str]:
-        """Return sentences that name what `split` lacks for metrics to say something; by default none.
+        """Return sentences that name what `split` has none of, for metrics to say something; by default none.
 
         `figures`: those of all its samples. No drop of a metric can be shown where it has the same value whatever is
         predicted.

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from ptpipe_torch.quality.drops import primary_drops, primary_value
+from ptpipe import StageError
+from ptpipe_torch.quality.drops import finite_limits, primary_drops, primary_value
 
 from ..task.test_sample_sums import CASES
 
@@ -26,6 +27,7 @@ def test_it_is_the_difference_of_the_primary_metric(name) -> None:
     assert drop.drop == pytest.approx(difference if task.primary_metric.higher_is_better else -difference, abs=1e-6)
     low, high = drop.limits(0.95)
     assert low <= drop.drop <= high and np.isfinite([low, high]).all()
+    assert finite_limits(task, drop, 0.95) == (low, high)
 
 
 @pytest.mark.parametrize("name", ["positive class", "labels", "entities", "tags", "pixels"])
@@ -90,6 +92,11 @@ def test_what_is_undefined_is_named_and_shows_no_drop(case, sentence) -> None:
     for candidate in (before, after):
         (drop,) = primary_drops(task, before, [candidate], seed=7)
         assert drop.limits(0.95) == (-np.inf, np.inf) and drop.p_value(1.0) == 1
+        if task.primary_metric.is_fraction:
+            assert finite_limits(task, drop, 0.95) == (-1, 1)
+        else:
+            with pytest.raises(StageError, match="r2: 23 samples can't show a drop in it"):
+                finite_limits(task, drop, 0.95)
 
 
 @pytest.mark.parametrize(
