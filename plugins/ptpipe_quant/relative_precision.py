@@ -3,8 +3,9 @@
 Logarithms, roots and divisors amplify what is small: on an 8-bit grid of 0 to 100, a variance of 0.1 is 0, and its
 inverse root anything. So what they take stays float, back to the last layer or int8 operator, and so do the
 normalizations that are written out with them: RMSNorm, layer norm over channels, global response norm. In a file these
-are float operators between one DequantizeLinear and one QuantizeLinear, as the norms of `torch.nn` are. Spectrograms
-in front of a network stay float with their filter bank, a fixed matrix.
+are float operators between one DequantizeLinear and one QuantizeLinear, as the norms of `torch.nn` are. So do powers
+that are averaged in front of a root, as in generalized mean pooling. Spectrograms in front of a network stay float with
+their filter bank, a fixed matrix.
 
 So do angles: on a grid of 0 to 512, the positions of a text, a step is two radians.
 """
@@ -23,7 +24,14 @@ _LOGARITHMS = {"log", "log2", "log10", "log1p"}
 _INVERSES = {"rsqrt", "reciprocal"}
 _ANGULAR = {"sin", "cos", "tan"}
 _DIVISIONS = {"truediv", "div", "divide", "true_divide"}
+_POOLINGS = {
+    getattr(nn, layer): function
+    for n in (1, 2, 3)
+    for layer, function in ((f"AvgPool{n}d", f"avg_pool{n}d"), (f"AdaptiveAvgPool{n}d", f"adaptive_avg_pool{n}d"))
+}
+"""Layers, and the functions that they call."""
 _REDUCTIONS = {"mean", "sum", "var", "std", "norm", "vector_norm", "amax", "amin", "max", "min", "logsumexp"}
+_REDUCTIONS |= {name for name in _POOLINGS.values() if name.startswith("adaptive")}  # `normalize` writes means as these
 _MOVES = {
     *("reshape", "view", "flatten", "unflatten", "squeeze", "unsqueeze", "permute", "transpose", "expand", "expand_as"),
     *("contiguous", "getitem"),
@@ -36,7 +44,7 @@ _PRODUCTS = {"mul", "multiply"}
 _SUMS = {"add", "sub", "subtract"}
 _ARITHMETIC = {*_PRODUCTS, *_SUMS, *_DIVISIONS, "pow", "square", "abs", "neg", "exp", "clamp", "clamp_min", "clip"}
 
-_PASSED = {*_ARITHMETIC, *_MOVES, *_JOINS, *_CASTS}
+_PASSED = {*_ARITHMETIC, *_MOVES, *_JOINS, *_CASTS, *_POOLINGS.values()}
 """What an argument of a steep function is followed through."""
 
 
@@ -56,7 +64,8 @@ class _Search:
         for argument in reversed(steep.values()):
             self._add_argument(argument)
         for node in reversed(graph.graph.nodes):
-            if self._is_read_by_these_alone(node):
+            is_arithmetic = self._is_activation(node) and operator_name(node) in _ARITHMETIC
+            if is_arithmetic and node.users and self._is_read_by_found(node):
                 self.found[node] = None
 
     def _argument(self, node: Node) -> Node | None:
@@ -75,9 +84,9 @@ class _Search:
         """Add an argument of a steep function, and what computes it."""
         if node in self.found or not self._is_activation(node):
             return
-        name = operator_name(node)
-        is_alone = all(user in self.found for user in node.users)
-        if name in _REDUCTIONS or (name in _PASSED and is_alone) or self._is_filter_bank(node):
+        name = self._name(node)
+        is_alone = name in _PASSED and self._is_read_by_found(node)
+        if name in _REDUCTIONS or is_alone or self._is_filter_bank(node):
             self.found[node] = None
             for source in node.all_input_nodes:
                 self._add_argument(source)
@@ -94,9 +103,9 @@ class _Search:
                 self.found[user] = None
                 self._add_results(user, is_factor=is_factor and name in _MOVES)
 
-    def _is_read_by_these_alone(self, node: Node) -> bool:
-        is_arithmetic = self._is_activation(node) and operator_name(node) in _ARITHMETIC
-        return is_arithmetic and bool(node.users) and all(user in self.found for user in node.users)
+    def _is_read_by_found(self, node: Node) -> bool:
+        """Return whether these alone take a node's values; others may read its size."""
+        return all(user in self.found or user.target == "size" for user in node.users)
 
     def _is_filter_bank(self, node: Node) -> bool:
         """Return whether a node is a fixed matrix, a convolution or a product in front of all layers with weights."""
@@ -124,6 +133,9 @@ class _Search:
         weights = list(self._layer(node).parameters())
         return bool(weights) and not any(weight.requires_grad for weight in weights)
 
+    def _name(self, node: Node) -> str:
+        return _POOLINGS.get(type(self._layer(node)), "") if node.op == "call_module" else operator_name(node)
+
     def _layer(self, node: Node) -> nn.Module:
         return self._graph.get_submodule(str(node.target))
 
@@ -134,7 +146,9 @@ def _is_fixed(graph: GraphModule, node: Node) -> bool:
 
 
 def _is_steep_power(node: Node) -> bool:
-    exponent = node.args[1] if len(node.args) > 1 else None
+    exponent = node.args[1] if len(node.args) > 1 else node.kwargs.get("exponent")
+    if isinstance(exponent, Node):  # most are trained, so any
+        return True
     return isinstance(exponent, int | float) and (exponent < 0 or exponent != int(exponent))
 
 
