@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.fx import GraphModule, Node
 
-from ptpipe_quant.functionalize import TENSOR
+from ptpipe_quant.functionalize import SEVERAL, TENSOR
 
 _LOGARITHMS = {"log", "log2", "log10", "log1p"}
 _INVERSES = {"rsqrt", "reciprocal"}
@@ -30,12 +30,15 @@ _POOLINGS = {
     for layer, function in ((f"AvgPool{n}d", f"avg_pool{n}d"), (f"AdaptiveAvgPool{n}d", f"adaptive_avg_pool{n}d"))
 }
 """Layers, and the functions that they call."""
-_REDUCTIONS = {"mean", "sum", "var", "std", "norm", "vector_norm", "amax", "amin", "max", "min", "logsumexp"}
+_REDUCTIONS = {"mean", "sum", "var", "std", "amax", "amin", "max", "min", "logsumexp"}
+_REDUCTIONS |= {"norm", "vector_norm", "linalg_vector_norm"}
 _REDUCTIONS |= {name for name in _POOLINGS.values() if name.startswith("adaptive")}  # `normalize` writes means as these
 _MOVES = {
     *("reshape", "view", "flatten", "unflatten", "squeeze", "unsqueeze", "permute", "transpose", "expand", "expand_as"),
-    *("contiguous", "getitem"),
+    *("contiguous", "getitem", "chunk", "split", "split_with_sizes", "tensor_split", "unbind", "narrow", "select"),
+    *("movedim", "moveaxis", "swapaxes", "swapdims", "pad", "pad_with_input", "unfold"),
 }
+"""Names in all spellings; other modules list those, as targets, that have an int8 form (`float_nodes.MOVES`)."""
 _JOINS = {"cat", "concat", "concatenate", "stack"}
 _CASTS = {"float", "double", "to", "type_as", "_to_copy"}
 _MADE = {"full_like", "ones_like", "zeros_like", "new_full", "new_ones", "new_zeros"}
@@ -78,7 +81,7 @@ class _Search:
         return value if isinstance(value, Node) and self._is_activation(value) else None
 
     def _is_activation(self, node: Node) -> bool:
-        return TENSOR in node.meta and node.op != "get_attr" and node not in self._constants
+        return _has_values(node) and node.op != "get_attr" and node not in self._constants
 
     def _add_argument(self, node: Node) -> None:
         """Add an argument of a steep function, and what computes it."""
@@ -125,7 +128,7 @@ class _Search:
     def _tensors_of(self, node: Node) -> list[Node]:
         """Return the tensors whose values a node takes."""
         sources = () if operator_name(node) in _MADE else node.all_input_nodes
-        return [source for source in sources if TENSOR in source.meta]
+        return [source for source in sources if _has_values(source)]
 
     def _is_fixed_layer(self, node: Node) -> bool:
         if node.op != "call_module":
@@ -138,6 +141,11 @@ class _Search:
 
     def _layer(self, node: Node) -> nn.Module:
         return self._graph.get_submodule(str(node.target))
+
+
+def _has_values(node: Node) -> bool:
+    """Return whether a node is a tensor, or a tuple of some."""
+    return TENSOR in node.meta or (bool(node.meta.get(SEVERAL)) and node.target not in ("size", getattr))
 
 
 def _is_fixed(graph: GraphModule, node: Node) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 from unittest.mock import patch
 
@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from ptpipe_quant import float_nodes
-from ptpipe_quant.float_nodes import operators_on_constants
+from ptpipe_quant.float_nodes import operators_on_constants, operators_to_leave_float
 from ptpipe_quant.relative_precision import operators_of_relative_precision
 from ptpipe_quant.trace import trace_network
 from ptpipe_quant.transforms import prepare_qat, prepare_static, to_int8
@@ -178,6 +178,50 @@ def test_a_fixed_filter_bank_in_front_of_a_network(is_first: bool, is_fixed: boo
         network.bank = nn.Parameter(bank)
     expected = {"add", "log"} | ({"square", "bank_1"} if is_first and is_fixed else set())
     assert found_in(network.eval()) == expected
+
+
+def halves(part: Callable[[torch.Tensor], Sequence[torch.Tensor]]) -> Step:
+    def power(x: torch.Tensor) -> torch.Tensor:
+        real, imaginary = part(x)
+        return real**2 + imaginary**2
+
+    return power
+
+
+POWERS: dict[str, Step] = {
+    "slices": halves(lambda x: (x[:, :4], x[:, 4:])),
+    "chunk": halves(lambda x: x.chunk(2, 1)),
+    "split": halves(lambda x: torch.split(x, [4, 4], 1)),
+    "tensor_split": halves(lambda x: x.tensor_split(2, 1)),
+    "narrow": halves(lambda x: (x.narrow(1, 0, 4), torch.narrow(x, 1, 4, 4))),
+    "select": halves(lambda x: (x.unflatten(1, (2, 4)).select(1, 0), x.unflatten(1, (2, 4)).select(1, 1))),
+    "unbind": halves(lambda x: x.unflatten(1, (2, 4)).unbind(1)),
+    "movedim": lambda x: x.unflatten(1, (2, 4)).movedim(1, -1).square().sum(-1),
+    "moveaxis": lambda x: torch.moveaxis(x.unflatten(1, (2, 4)), 1, -1).square().sum(-1),
+    "swapaxes": lambda x: x.unflatten(1, (2, 4)).swapaxes(0, 1).square().sum(0),
+    "swapdims": lambda x: torch.swapdims(x.unflatten(1, (2, 4)), 0, 1).square().sum(0),
+    "norm": lambda x: x.unflatten(1, (2, 4)).norm(dim=1),
+}
+
+
+EXPORTED = ("split", "movedim", "swapaxes", "norm")
+
+
+@pytest.mark.parametrize(
+    ("name", "route"), [*((name, "fx") for name in POWERS), *((name, "export") for name in EXPORTED)]
+)
+def test_a_spectrogram_is_float_from_the_input_on(name: str, route: str) -> None:
+    def body(n: Any, x: torch.Tensor) -> torch.Tensor:
+        frames = F.pad(x, (2, 2, 0, 0), mode="reflect").flatten(2).unfold(-1, 16, 8)  # (batch, 3, 23, 16)
+        spectrum = torch.matmul(frames, n.bank).permute(0, 3, 1, 2)
+        return logits(n, n.stem(torch.log(POWERS[name](spectrum) + 1e-6)))
+
+    network = Net(body)
+    network.stem = conv(4, 8)
+    network.register_buffer("bank", torch.rand(16, 8))
+    graph = trace_network(network.eval(), pictures(INPUT_SHAPE_CHW), route=route).graph
+    nodes = [node.name for node in graph.graph.nodes if node.op.startswith("call") and node.target != "size"]
+    assert set(nodes[: nodes.index("stem")]) <= {node.name for node in operators_to_leave_float(graph)}
 
 
 def turned(n: Any, x: torch.Tensor) -> torch.Tensor:
