@@ -23,6 +23,7 @@ _UNIT_OF_WORD = {
     "macs": "scaled",
 }
 _SYMBOL_OF_UNIT = {"db": "dB", "ms": "ms"}
+_LABELS = {"quantization_top1_agreement": "agreement with float"}
 _BEST_KNOWN = (
     "f1",
     "val_f1",
@@ -40,6 +41,7 @@ _BEST_KNOWN = (
     "val_psnr_db",
     "r2",
     "val_r2",
+    "quantization_top1_agreement",
     "top1_agreement",
     "loss",
     "val_loss",
@@ -163,7 +165,9 @@ def _unit_of(name: str) -> tuple[str, str]:
     if name.startswith("num_"):
         return " ".join(_words(name.removeprefix("num_"))), "count"
     words = _words(name)
-    return " ".join(words), next((unit for word, unit in _UNIT_OF_WORD.items() if word in words), "number")
+    return _LABELS.get(name) or " ".join(words), next(
+        (unit for word, unit in _UNIT_OF_WORD.items() if word in words), "number"
+    )
 
 
 def _words(name: str) -> list[str]:

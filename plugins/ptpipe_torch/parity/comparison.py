@@ -5,6 +5,7 @@ Shape legend: N samples, K columns of an output.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -41,6 +42,10 @@ _MAX_VALUES = 1 << 25
 _NUM_TRIED = 8
 _NOISY_DB = 10.0
 """Below it, a tenth of the signal's power is noise."""
+_RATIOS = ("quantization_sqnr_db", "quantization_channel_sqnr_db")
+_POOR_DB, _POOR_AGREEMENT = 15.0, 0.97
+"""Scores of classes that are below both are poor: noise may be large where classes are far apart, and decides where two
+are nearly equal."""
 Arrays: TypeAlias = Mapping[str, npt.NDArray[Any]]
 """By the names of the tensors, in the order of the signature."""
 
@@ -172,17 +177,21 @@ def _check_rankings(
 
 
 def _report_noise(ctx: Context, parities: Mapping[str, Parity]) -> None:
-    """Give a notice for each output of an int8 model of which quantization leaves little; classes have metrics."""
+    """Give a notice for each output of an int8 model of which quantization leaves little."""
     for name, parity in parities.items():
-        decibels = [
-            value
-            for figure, value in parity.figures.items()
-            if figure.startswith("quantization_") and isinstance(value, float)
-        ]
-        if decibels and min(decibels) < _NOISY_DB:
+        figures = {figure: value for figure, value in parity.figures.items() if isinstance(value, float)}
+        agreement = figures.get("quantization_top1_agreement")
+        decibels = min((figures[name] for name in _RATIOS if name in figures), default=math.inf)
+        if agreement is None:
+            is_poor, classes, remedy = decibels < _NOISY_DB, "", ""
+        else:
+            is_poor = decibels < _POOR_DB and agreement < _POOR_AGREEMENT
+            classes, remedy = f", and another class for {1 - agreement:.1%}", ", which quant.analyze finds"
+        if is_poor:
             ctx.notice(
-                f"{name}: int8 leaves {min(decibels):.1f} dB of signal over noise, compared with the float network on "
-                f"{parity.num_samples} samples: calibrate on samples like those in use, or keep layers float (`skip`)"
+                f"{name}: int8 leaves {decibels:.1f} dB of signal over noise{classes}, compared with the float network "
+                f"on {parity.num_samples} samples: calibrate on samples like those in use, or keep layers float "
+                f"(`skip`){remedy}"
             )
 
 

@@ -109,23 +109,30 @@ class Parity:
             f"mean_abs_{self._value}_difference": float(difference_NK.mean()),
         }
         if self.are_class_scores:
-            figures["top1_agreement"] = float(np.mean(self.exported_NK.argmax(1) == self.torch_NK.argmax(1)))
+            figures["top1_agreement"] = float(np.mean(self.exported_NK.argmax(1) == self._classes))
         if self.step is not None:
             figures[f"max_{self._value}_difference_steps"] = float(difference_NK.max() / self.step)
             figures[f"mean_{self._value}_difference_steps"] = float(difference_NK.mean() / self.step)
         if self.float_NK is not None:
             figures[f"rms_{self._value}_difference"] = _rms(difference_NK)
             figures["rms_quantization_error"] = _rms(self.torch_NK - self.float_NK)
-            if not self.are_class_scores:
-                figures |= {
-                    f"quantization_{name}": value
-                    for name, value in signal_to_noise(
-                        self.float_NK, self.torch_NK, self.has_positions, self.num_features
-                    ).items()
-                }
+            figures |= {f"quantization_{name}": value for name, value in self._quantization(self.float_NK).items()}
             if self.are_class_scores:
                 figures["num_decided_labels"] = int(self._decided().sum())
         return figures
+
+    @cached_property
+    def _classes(self) -> npt.NDArray[np.intp]:
+        classes_N: npt.NDArray[np.intp] = self.torch_NK.argmax(1)
+        return classes_N
+
+    def _quantization(self, float_NK: Logits) -> Mapping[str, float]:
+        """Return how near the int8 model's outputs are to the float network's; what all classes share is no signal."""
+        if not self.are_class_scores:
+            return signal_to_noise(float_NK, self.torch_NK, self.has_positions, self.num_features)
+        agreement = float(np.mean(self._classes == float_NK.argmax(1)))
+        expected_NK, found_NK = (of - of.mean(axis=1, keepdims=True) for of in (float_NK, self.torch_NK))
+        return {"top1_agreement": agreement, **signal_to_noise(expected_NK, found_NK, False, None)}
 
     @property
     def has_positions(self) -> bool:
@@ -170,7 +177,7 @@ class Parity:
 
     def _check_labels(self) -> None:
         decided_N = self._decided()
-        differs_N = (self.exported_NK.argmax(1) != self.torch_NK.argmax(1)) & decided_N
+        differs_N = (self.exported_NK.argmax(1) != self._classes) & decided_N
         if differs_N.sum() > max(1, (1 - MIN_AGREEMENT) * decided_N.sum()):
             raise StageError(
                 f"{self.exported} and torch model disagree: on {differs_N.sum()} of the {decided_N.sum()} labels whose "

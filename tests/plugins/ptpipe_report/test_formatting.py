@@ -44,6 +44,7 @@ from ptpipe_report.formatting import (
         ("best", None, "best -"),
         ("int8_net.accuracy", 0.9134, "int8 net accuracy 91.34 %"),
         ("_s", 3, " s 3"),
+        ("quantization_top1_agreement", 0.5, "agreement with float 50.00 %"),  # top1_agreement is with the int8 model
     ],
 )
 def test_the_name_implies_the_unit(name, value, text) -> None:

@@ -103,6 +103,26 @@ def test_an_int8_output_of_mere_noise_is_reported(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("noise", "margin", "is_poor"), [(0.1, 0.0, False), (0.6, 0.0, True), (0.6, 9.0, False)], ids=str
+)
+def test_int8_classes_that_are_not_the_float_networks_are_reported(
+    tmp_path: Path, noise: float, margin: float, is_poor: bool
+) -> None:
+    """Large noise does no harm where classes are far apart, and little of it decides between nearly equal ones."""
+    events: list[Event] = []
+    rng = np.random.default_rng(0)
+    float_NK = rng.normal(size=(200, 5)).astype(np.float32)
+    float_NK[np.arange(200), float_NK.argmax(1)] += margin
+    int8_NK = float_NK + (1 + margin / 3) * noise * rng.normal(size=(200, 5)).astype(np.float32)
+    ctx = Context("onnx", "export.onnx", 3, tmp_path, _tell=events.append)
+    _report_noise(ctx, {"logits": Parity(int8_NK, int8_NK, float_NK, num_samples=200)})
+    texts = [event.text for event in events if isinstance(event, Notice)]
+    assert len(texts) == is_poor
+    for text in texts:
+        assert "another class for" in text and text.endswith("keep layers float (`skip`), which quant.analyze finds")
+
+
 def test_the_exported_model_is_closed_before_torchs_is_built(
     data: Data, model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,7 +17,8 @@ NOISE_NK /= np.sqrt(np.mean(np.square(NOISE_NK)))
 def test_figures() -> None:
     torch_NK = np.array([[0, 1, 2], [3, 1, 0]], np.float32)
     exported_NK = np.array([[0, 2.5, 2], [3, 1, -0.5]], np.float32)
-    figures = Parity(exported_NK, torch_NK, torch_NK + 2, step=0.5).figures
+    figures = dict(Parity(exported_NK, torch_NK, torch_NK + 2, step=0.5).figures)
+    assert figures.pop("quantization_sqnr_db") > 100  # 2 more for all classes changes none
     assert figures == {
         "num_samples": 2,
         "top1_agreement": 0.5,
@@ -27,6 +28,7 @@ def test_figures() -> None:
         "mean_logit_difference_steps": pytest.approx(4 / 6),
         "rms_logit_difference": pytest.approx(math.sqrt(2.5 / 6)),
         "rms_quantization_error": 2.0,
+        "quantization_top1_agreement": 1.0,
         "num_decided_labels": 0,
     }
     assert set(Parity(exported_NK, torch_NK).figures) == {
@@ -35,6 +37,19 @@ def test_figures() -> None:
         "max_abs_logit_difference",
         "mean_abs_logit_difference",
     }
+
+
+@pytest.mark.parametrize("are_logarithms", [False, True])
+def test_classes_are_compared_with_the_float_networks_by_what_tells_them_apart(are_logarithms: bool) -> None:
+    """`log_softmax` adds a number to all scores of a sample, which would count as signal."""
+    float_NK, noise_NK = TORCH_NK + 5, NOISE_NK - NOISE_NK.mean(1, keepdims=True)
+    torch_NK = float_NK + 0.3 * noise_NK + NOISE_NK[:, :1]
+    if are_logarithms:
+        float_NK, torch_NK = (of - np.log(np.exp(of).sum(1, keepdims=True)) for of in (float_NK, torch_NK))
+    figures = Parity(torch_NK, torch_NK, float_NK).figures
+    assert figures["quantization_sqnr_db"] == pytest.approx(20, abs=0.1)
+    assert figures["top1_agreement"] == 1.0  # of the file and torch's int8 model
+    assert figures["quantization_top1_agreement"] == np.mean(torch_NK.argmax(1) == float_NK.argmax(1)) < 1
 
 
 def test_a_float_file_may_differ_by_rounding_only() -> None:
@@ -172,7 +187,7 @@ def test_channels_of_pictures_count_alike() -> None:
     assert figures["quantization_channel_sqnr_db"] == pytest.approx(10 * math.log10(16 / 12), abs=0.05)
     rows = Parity(torch_NK, torch_NK, float_NK, are_class_scores=False, num_samples=600).figures
     assert "quantization_channel_sqnr_db" not in rows  # columns of a sample are no channels
-    assert not any("sqnr" in name for name in Parity(torch_NK, torch_NK, float_NK).figures)  # classes have metrics
+    assert "quantization_channel_sqnr_db" not in Parity(torch_NK, torch_NK, float_NK, num_samples=12).figures
     assert signal_to_noise(float_NK, float_NK, has_positions=True, num_features=None) == {}
 
 
