@@ -34,7 +34,8 @@ _SUMS = (torch.bmm, torch.cdist, torch.einsum, torch.matmul, torch.mean, torch.n
 _SOFTMAX = (torch.softmax, nn.functional.softmax, "softmax")
 _MASKING = (
     operator.add, operator.sub, operator.mul, operator.truediv, torch.add, torch.sub, torch.mul, torch.div,
-    torch.masked_fill, torch.where, torch.reshape, "add", "sub", "mul", "div", "masked_fill", "reshape",
+    torch.masked_fill, torch.where, torch.reshape, torch.tanh,
+    "add", "sub", "mul", "div", "masked_fill", "reshape", "tanh",
 )  # fmt: skip
 
 _FILLING = (torch.masked_fill, torch.where, "masked_fill")

@@ -249,7 +249,23 @@ def _use_padding_in_numbers(layer: Any) -> None:
 
 def _is_conversion(node: Node) -> bool:
     """Return whether a node converts float32 to float32."""
-    return _is_method_of_float32(node) and tuple(node.args[1:]) == _CONVERSIONS.get(str(node.target))
+    if not _is_method_of_float32(node):
+        return False
+    if node.target == "type_as":  # what is made of sizes may be on another device
+        return node.meta.get(TENSOR, (None, 0))[0] is torch.float32 and _depends_on_inputs(node.args[0])
+    return tuple(node.args[1:]) == _CONVERSIONS.get(str(node.target))
+
+
+def _depends_on_inputs(node: Any) -> bool:
+    waiting, seen = [node], {node}
+    while waiting:
+        source = waiting.pop()
+        if source.op == "placeholder":
+            return True
+        new = [before for before in source.all_input_nodes if before not in seen and TENSOR in before.meta]
+        seen.update(new)
+        waiting += new
+    return False
 
 
 def _is_copy(node: Node) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
 
@@ -309,9 +310,9 @@ def test_a_batch_norm_behind_another_is_left_float() -> None:
 class Masked(nn.Module):
     """Attention of pixels to those in front of them, in a user's own words, and a constant."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit: Callable[[torch.Tensor], torch.Tensor] = lambda scores: scores) -> None:
         super().__init__()
-        self.query, self.key = nn.Linear(12, 12), nn.Linear(12, 12)
+        self.limit, self.query, self.key = limit, nn.Linear(12, 12), nn.Linear(12, 12)
         self.sharpness = nn.Parameter(torch.zeros(1))
         self.softmax = nn.Softmax(-1)
         self.register_buffer("mask", torch.full((12, 12), -torch.inf).triu(1))
@@ -319,7 +320,7 @@ class Masked(nn.Module):
     def forward(self, images_NCHW: torch.Tensor) -> torch.Tensor:
         rows_NTD = images_NCHW[:, 0]
         scores_NTT = torch.matmul(self.query(rows_NTD), self.key(rows_NTD).transpose(1, 2)) / 12**0.5
-        weights_NTT = self.softmax(scores_NTT * self.sharpness.exp() + self.mask)
+        weights_NTT = self.softmax(self.limit(scores_NTT * self.sharpness.exp()) + self.mask)
         return torch.matmul(weights_NTT, rows_NTD)
 
 
@@ -327,6 +328,13 @@ def test_what_masks_attention_is_left_float() -> None:
     graph = trace_network(Masked(), pictures(INPUT_SHAPE_CHW)).graph
     assert {node.name for node in masked_softmax(graph)} == {"truediv", "mul", "add", "softmax"}
     assert [node.name for node in operators_on_constants(graph)] == ["exp"]
+
+
+@pytest.mark.parametrize("tanh", [torch.tanh, lambda x: x.tanh()])
+def test_scores_may_be_limited_in_front_of_the_mask(tanh: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    graph = trace_network(Masked(lambda scores: 20 * tanh(scores / 20)), pictures(INPUT_SHAPE_CHW)).graph
+    found = {node.name for node in masked_softmax(graph)}
+    assert {"tanh", "add", "softmax"} < found and len(found) == 7
 
 
 def test_a_mask_without_a_product_is_left_float() -> None:

@@ -60,7 +60,10 @@ def test_every_relu_becomes_a_module_of_its_own() -> None:
     assert {node.name for node in graph.graph.nodes if node.op != "output"} <= set(scopes)
 
 
-@pytest.mark.parametrize("spelling", ["x.float()", "x.clone()", "x.to(torch.float32)", "x.type(torch.float32)"])
+RETURNING_INPUT = ["x.float()", "x.clone()", "x.to(torch.float32)", "x.type(torch.float32)", "x.type_as(x)"]
+
+
+@pytest.mark.parametrize("spelling", RETURNING_INPUT)
 def test_what_returns_its_input_is_left_out(spelling: str) -> None:
     class Converting(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -79,6 +82,15 @@ def test_what_changes_type_or_gradient_is_kept(spelling: str) -> None:
 
     graph = trace_network(Converting(), pictures((1, 4, 4))).graph
     assert spelling.removeprefix("x.").partition("(")[0] in [str(node.target) for node in graph.graph.nodes]
+
+
+def test_a_tensor_made_of_sizes_gets_the_device_of_another() -> None:
+    class Ramp(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + torch.zeros(len(x), 1, 1, 1).type_as(x)
+
+    graph = trace_network(Ramp(), pictures((1, 4, 4))).graph
+    assert graph.graph.find_nodes(op="call_method", target="type_as")
 
 
 class Properties(nn.Module):
