@@ -139,10 +139,10 @@ def _origin(network: nn.Module, signature: Signature, node: Node) -> tuple[str, 
     It traces the network once more, now with stack traces.
     """
     setattr(fx_config, _NO_STACK_TRACES, False)
-    names = set(original_names(node))
+    *_, first = names = list(original_names(node))  # each graph has names of its own, which others may have, too
     parts = _program(network, signature).graph_module.modules()
-    graphs = (part.graph for part in parts if isinstance(part, GraphModule))
-    origin = next((own for graph in graphs for own in graph.nodes if own.name in names), node)
+    nodes = (own for part in parts if isinstance(part, GraphModule) for own in part.graph.nodes if own.name in names)
+    origin = next((own for own in nodes if list(original_names(own))[-1] == first), node)
     schema = getattr(origin.target, "_schema", None)
     operator = str(origin.target) if schema is None else schema.name.replace("::", ".")
     return operator, place_of_operator(network, origin).in_parentheses

@@ -47,6 +47,15 @@ class Eigenvalues(nn.Module):
         return x + torch.linalg.eigvalsh(x + x.mT).unsqueeze(-1)
 
 
+class OwnKernels(nn.Module):
+    """A convolution behind another one, whose name in the exported graph it has in the quantized one."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        kernels = x.amax((2, 3)).reshape(-1, 1, 1, 1)
+        y = nn.functional.conv2d(x.reshape(1, -1, *x.shape[2:]), kernels, groups=len(x) * x.shape[1])
+        return y.reshape(x.shape)
+
+
 class Rotation(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return rotate(x)
@@ -151,7 +160,7 @@ class Other(nn.Module):
 BLOCKS = {
     kind.__name__: kind
     for kind in (
-        *(Eigenvalues, Rotation, ExportableRotation, Branch, Choice, Count, FixedCount, FiveAxes, FourAxes),
+        *(Eigenvalues, OwnKernels, Rotation, ExportableRotation, Branch, Choice, Count, FixedCount, FiveAxes, FourAxes),
         *(OnnxAttention, Masked, MaskedProduct, Scripted, Other, Empty),
     )
 }
@@ -183,6 +192,10 @@ UNTRANSLATABLE = {
     "Rotation": "ptpipe_test.rotate has no ONNX form" + place("return rotate(x)") + NO_FORM,
     "FiveAxes": "aten.scaled_dot_product_attention can't be translated (AssertionError: only 4D query, key, and value "
     "are supported)" + place("return nn.functional.scaled_dot_product_attention(y, y, y).view(x.shape)") + NO_FORM,
+    "OwnKernels": "aten.conv2d can't be translated (TypeError: Unsupported attribute type: '<class "
+    "'torch.onnx._internal.exporter._tensors.SymbolicTensor'>')"
+    + place("y = nn.functional.conv2d(x.reshape(1, -1, *x.shape[2:]), kernels, groups=len(x) * x.shape[1])")
+    + NO_FORM,
     "Branch": "a branch, a loop or a size depends on values of tensors" + place("if x.mean() > 0:") + VALUES_DECIDE,
     "Count": "a branch, a loop or a size depends on values of tensors"
     + place("return x * nn.functional.one_hot(x.flatten(1).argmax(1)).sum()")
@@ -207,7 +220,10 @@ def test_the_operator_and_its_line_are_named(
 
 @pytest.mark.parametrize(
     ("kind", "route"),
-    [("Eigenvalues", "fx"), ("Eigenvalues", "export"), ("Rotation", "fx"), ("Branch", "fx"), ("Count", "fx")],
+    [
+        *((kind, "fx") for kind in ("Eigenvalues", "Rotation", "OwnKernels", "Branch", "Count")),
+        ("Eigenvalues", "export"),
+    ],
 )
 def test_the_line_is_named_behind_quantization(
     kind: str, route: str, run_export: Export, digits: Data, tmp_path: Path
