@@ -17,9 +17,8 @@ from ptpipe_eval.compare import describe_disturbance, describe_slower_int8
 from ptpipe_eval.config import CompareConfig, EvalLatencyConfig, PredictConfig
 from ptpipe_eval.graph.facts import Costs, Peaks
 from ptpipe_eval.quality import recorder
-from ptpipe_torch import Classification
+from ptpipe_torch import Classification, OnnxFile, Selected
 from ptpipe_torch import Metric as TaskMetric
-from ptpipe_torch import OnnxFile, Selected
 
 from ...latencies import latency
 
