@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import shutil
 import sys
-import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -184,6 +182,9 @@ def print_entries(title: str, entries: Mapping[str, str]) -> None:
     """
     if not entries:
         return
+    import shutil
+    import textwrap
+
     echo(f"\n{title}")
     indent = max(map(len, entries)) + 2
     for name, text in entries.items():
