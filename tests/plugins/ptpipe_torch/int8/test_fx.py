@@ -19,6 +19,7 @@ from ptpipe_torch.int8.engine import quantized_engine
 from ptpipe_torch.int8.layers import has_int8_weights
 from ptpipe_torch.int8.observers import static_qconfig
 
+from ....processor import reduced
 from ....signatures import pictures
 
 
@@ -91,7 +92,7 @@ def test_relu_behind_the_batch_norm_of_a_linear_layer_is_kept() -> None:
     network(x)
     expected = network.eval()(x)
     graph, scopes = fx.trace(network, pictures((4,)))
-    qconfig = static_qconfig("min_max", per_channel=True)
+    qconfig = static_qconfig("min_max", per_channel=True, narrow_weights=reduced("fbgemm"))
     mapping = fx.qconfig_mapping("fbgemm", qconfig, qconfig, is_qat=False)
     with torch.no_grad(), quantized_engine("fbgemm"):
         observed = fx.add_observers(graph, scopes, mapping, is_qat=False)
