@@ -116,9 +116,10 @@ def load_cifar10(config: CatalogConfig, ctx: Context) -> Data:
 
 
 def _fingerprint_digits(config: DigitsConfig) -> JSON:
-    from ptpipe_data.catalog import DIGITS_FILE, file_digest
+    from ptpipe_data.catalog import DIGITS_FILE
+    from ptpipe_torch.files import file_digest
 
-    return file_digest(DIGITS_FILE, "sha256")
+    return file_digest(DIGITS_FILE)
 
 
 @stage("data.digits", packages=("numpy",), fingerprint=_fingerprint_digits)

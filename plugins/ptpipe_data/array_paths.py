@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ptpipe import JSON, StageError
-from ptpipe_data.catalog import file_digest
 from ptpipe_data.paths import written_names
+from ptpipe_torch.files import file_digest
 from ptpipe_torch.paths import find_path
 
 if TYPE_CHECKING:
@@ -38,5 +38,5 @@ def fingerprint(config: ArraysConfig) -> JSON:
     for path in config.paths.values():
         found = find_arrays(path)
         names = written_names(path, found, array_files(found) if found.is_dir() else [found])
-        digests |= {name: file_digest(file, "sha256") for name, file in names.items()}
+        digests |= {name: file_digest(file) for name, file in names.items()}
     return digests

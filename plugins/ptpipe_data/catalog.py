@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from ptpipe import JSON, StageError
-from ptpipe_torch.files import open_regular
+from ptpipe_torch.files import file_digest
 
 DIGITS_FILE = Path(__file__).with_name("digits.npz")
 
@@ -191,7 +191,7 @@ def fingerprint(entry: CatalogEntry, path: str | None, fallback: str | None) -> 
     if path is not None:
         raise StageError(describe_missing(entry, path))
     if fallback is not None:
-        return {fallback: file_digest(DIGITS_FILE, "sha256")}
+        return {fallback: file_digest(DIGITS_FILE)}
     return {file.name: file.md5 for file in entry.files}
 
 
@@ -209,12 +209,6 @@ def describe_missing(entry: CatalogEntry, path: str | None) -> str:
     return f"{entry.title} not found: searched {searched}{unset} for {wanted}{'; '.join(['', *incomplete[:1]])}"
 
 
-def file_digest(path: Path, algorithm: str) -> str:
-    """Return the hex digest of a file's content; `algorithm` as hashlib names it. Raises OSError, naming the file."""
-    with open_regular(path) as file:
-        return hashlib.file_digest(file, lambda: hashlib.new(algorithm, usedforsecurity=False)).hexdigest()
-
-
 def _local_path(file: RemoteFile, folder: Path) -> Path | None:
     # The archive first: one MD5 verifies it, and it is less to read.
     return next((folder / name for name in (file.name, file.unpacked_name) if (folder / name).exists()), None)
@@ -222,9 +216,9 @@ def _local_path(file: RemoteFile, folder: Path) -> Path | None:
 
 def _digest(file: RemoteFile, local: Path) -> str:
     if local.is_dir():
-        digests = sorted((member.name, file_digest(member, "sha256")) for member in local.glob("*.bin"))
+        digests = sorted((member.name, file_digest(member)) for member in local.glob("*.bin"))
         return hashlib.sha256(repr(digests).encode()).hexdigest()
     if local.name == file.name:
         return file_digest(local, "md5")
-    content = file_digest(local, "sha256")
+    content = file_digest(local)
     return file.md5 if content == file.unpacked_sha256 else content

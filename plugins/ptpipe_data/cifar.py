@@ -17,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ptpipe import StageError
-from ptpipe_data.catalog import CatalogEntry, RemoteFile, file_digest
+from ptpipe_data.catalog import CatalogEntry, RemoteFile
 from ptpipe_data.idx import MAX_BYTES, make_split, max_unpacked_bytes, read_bytes
 from ptpipe_torch.data.data import Split
-from ptpipe_torch.files import open_regular
+from ptpipe_torch.files import file_digest, open_regular
 
 TRAIN_FILES = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
 TEST_FILE = "test_batch.bin"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ptpipe import JSON, StageError
-from ptpipe_data.catalog import file_digest
+from ptpipe_torch.files import file_digest
 from ptpipe_torch.paths import find_path
 
 if TYPE_CHECKING:
@@ -37,4 +37,4 @@ def refuse_utf16(file: Path) -> None:
 
 def fingerprint(config: TableConfig) -> JSON:
     """Return the digest of every file by its path as it is written."""
-    return {path: file_digest(find_file(path), "sha256") for path in config.paths.values()}
+    return {path: file_digest(find_file(path)) for path in config.paths.values()}

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from ptpipe import JSON, StageError
 from ptpipe_data import table_paths
-from ptpipe_data.catalog import file_digest
 from ptpipe_data.paths import split_folders, written_names
+from ptpipe_torch.files import file_digest
 from ptpipe_torch.paths import find_path
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def fingerprint(config: TextConfig) -> JSON:
     for path in config.paths.values():
         source = find_source(path)
         files |= written_names(path, source, _files_of(source) if source.is_dir() else [source])
-    return {name: file_digest(file, "sha256") for name, file in files.items()}
+    return {name: file_digest(file) for name, file in files.items()}
 
 
 def _files_of(root: Path) -> list[Path]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import shutil
 import stat
@@ -24,6 +25,12 @@ def open_regular(path: Path) -> BufferedReader:
     such as /dev/zero never ends.
     """
     return _opened(str(path))
+
+
+def file_digest(path: Path, algorithm: str = "sha256") -> str:
+    """Return the hex digest of a file's content; `algorithm` as hashlib names it. Raises OSError, naming the file."""
+    with open_regular(path) as file:
+        return hashlib.file_digest(file, lambda: hashlib.new(algorithm, usedforsecurity=False)).hexdigest()
 
 
 def open_beneath(folder: Path, location: str) -> BufferedReader:

@@ -10,7 +10,7 @@ from stat import S_ISDIR
 from typing import TypeAlias
 
 from ptpipe import JSON, StageError
-from ptpipe_torch.files import open_regular
+from ptpipe_torch.files import file_digest
 
 _Files: TypeAlias = Iterator[tuple[str, os.stat_result]]
 
@@ -49,7 +49,7 @@ def read_digests(paths: Iterable[str]) -> JSON:
     digests: dict[str, JSON] = {}
     for path in paths:
         found = find_path(path)
-        digests[path] = _folder_digest(found) if found.is_dir() else _file_digest(found)
+        digests[path] = _folder_digest(found) if found.is_dir() else file_digest(found)
     return digests or None
 
 
@@ -85,8 +85,3 @@ def _status(entry: os.DirEntry[str]) -> os.stat_result:
         return entry.stat()
     except OSError:  # a link to nothing, or to itself
         return entry.stat(follow_symlinks=False)
-
-
-def _file_digest(path: Path) -> str:
-    with open_regular(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

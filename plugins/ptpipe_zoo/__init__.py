@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from ptpipe import JSON, Context, Plan, Problem, Stage, StageError, hookimpl, nearest, stage
 from ptpipe_torch import Data, FunctionRef, Model, OnnxFile
-from ptpipe_torch.files import emptied_on_error, open_regular
+from ptpipe_torch.files import emptied_on_error, file_digest
 from ptpipe_torch.model.onnx_bytes import is_self_contained
 from ptpipe_zoo import extras, names, published, torch_folder
 from ptpipe_zoo.config import (
@@ -301,8 +300,7 @@ def _onnx_digests(config: OnnxModelConfig) -> JSON:
     """Return the SHA-256 of the file, and of the tensors that it keeps in other files."""
     path = Path(config.file).expanduser()
     try:
-        with open_regular(path) as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        digest = file_digest(path)
         if is_self_contained(path):
             return digest
     except OSError as error:

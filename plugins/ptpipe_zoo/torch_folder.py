@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ptpipe import JSON, IntegrityError, StageError
 from ptpipe_torch import Model
-from ptpipe_torch.files import open_regular
+from ptpipe_torch.files import file_digest
 
 if TYPE_CHECKING:
     from ptpipe_zoo.config import TorchModelConfig
@@ -34,8 +33,7 @@ def digests(config: TorchModelConfig) -> JSON:
     folder, found = Path(config.folder).expanduser(), dict[str, JSON]()
     for name in _FILES:
         try:
-            with open_regular(folder / name) as file:
-                found[name] = hashlib.file_digest(file, "sha256").hexdigest()
+            found[name] = file_digest(folder / name)
         except FileNotFoundError:
             continue
         except OSError as error:
