@@ -26,25 +26,11 @@ def idx_bytes(array: np.ndarray, kind: int = 8) -> bytes:
 
 
 @pytest.fixture(autouse=True)
-def no_data_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Nothing is found, fetched through a proxy, or written outside the test's folder, unless a test asks for it."""
+def no_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Nothing is fetched through a proxy, or written outside the test's folder, unless a test asks for it."""
     for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
         monkeypatch.delenv(name)
-    monkeypatch.delenv("PTPIPE_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
-@pytest.fixture
-def real_data(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """$PTPIPE_DATA as it was before the fixture above removed it."""
-    root = _PTPIPE_DATA
-    if not root or not (Path(root) / "mnist").is_dir():
-        pytest.skip("PTPIPE_DATA has no mnist")
-    monkeypatch.setenv("PTPIPE_DATA", str(Path(root).resolve()))
-    return Path(root).resolve()
-
-
-_PTPIPE_DATA = os.environ.get("PTPIPE_DATA")
 
 
 class RecordedEvents(list[Event]):
