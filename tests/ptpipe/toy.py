@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple, Self
+from typing import ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field
 
@@ -176,6 +176,8 @@ def odd(config: FailConfig, ctx: Context) -> Number:
 
 
 class SlowConfig(StageConfig):
+    unkeyed_options: ClassVar[frozenset[str]] = frozenset({"pause_s"})
+
     steps: int = Field(5, description="how many")
     pause_s: float = Field(0.05, description="how long each takes")
 

@@ -135,7 +135,8 @@ def wait_until(condition, timeout_s=60):
 
 
 def slow(project):
-    project.write("slow: {uses: toy.slow, with: {steps: 60, pause_s: 0.05}}")
+    """Two trials of 15 s or more: none ends while a busy machine starts a process."""
+    project.write("slow: {uses: toy.slow, with: {steps: 60, pause_s: 0.3}}")
     return ("--over", "slow.steps=50,60", "--workers", "2")
 
 
@@ -160,7 +161,7 @@ def test_neither_a_killed_worker_nor_ctrl_c_loses_anything(swept, record, projec
     assert sorted(each["exit_code"] for each in records if each["finished"]) == [130, 130], "as `ptpipe run` ends"
     begun_at = [each["stages"][0]["metrics"]["started_at"] for each in records if each["finished"]]
     assert max(begun_at) >= 3, "the killed worker's trial went on from its last step"
-    ended = swept(*arguments, "--json")
+    ended = swept(*arguments, "-s", "slow.pause_s=0", "--json")
     assert ended.code == 0
     assert all(trial["metrics"]["slow.started_at"] >= 3 for trial in ended.json["trials"])
 
