@@ -152,8 +152,8 @@ def load_image_folder(config: ImageFolderConfig, ctx: Context) -> Data:
 def load_segmentation_folder(config: SegmentationFolderConfig, ctx: Context) -> Data:
     """Images and masks of the same names: PATH/images/* with PATH/masks/*, or both in PATH/train, PATH/test, PATH/val.
 
-    Subfolders of both must be the same. A mask has one byte a pixel, the number of its class (a palette's colours don't
-    matter). Both are decoded once and kept as arrays; a mask is augmented as its image is.
+    Subfolders of both must be the same. A mask has one byte a pixel, the number of its class or its value in `values`
+    (a palette's colours don't matter). Both are decoded once and kept as arrays; a mask is augmented as its image is.
     """
     from ptpipe_data import segmentation_folder
 

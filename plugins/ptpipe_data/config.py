@@ -146,6 +146,7 @@ class SyntheticConfig(LabelledImageConfig):
 
 
 ArrayTask: TypeAlias = Literal["classification", "multi_label", "regression", "segmentation", "unlabeled"]
+PixelValue: TypeAlias = Annotated[int, Field(ge=0, le=255)]
 Ignore: TypeAlias = Annotated[
     int, Field(ge=0, le=255, description="value of mask pixels that don't count, in training or in metrics")
 ]
@@ -255,7 +256,10 @@ class SegmentationFolderConfig(ImageConfig):
         description="folder with `images` and `masks`, or with train, test and optionally val, each with these two"
     )
     class_names: ClassNames = Field(
-        max_length=255, description="names of the classes 0, 1, 2, ... of the masks' pixels"
+        max_length=255, description="names of the classes of the masks' pixels, in the order of their numbers"
+    )
+    values: tuple[PixelValue, ...] = Field(
+        (), description="the pixel value of each class, as [0, 255] of black and white masks; empty: 0, 1, 2, ..."
     )
     ignore: Ignore = 255
     class_weights: Literal["none", "balanced"] = Field(
@@ -274,3 +278,14 @@ class SegmentationFolderConfig(ImageConfig):
     max_pixels: int = Field(
         MAX_PIXELS, ge=1, le=178_000_000, description="maximum width times height of an image; a larger one is an error"
     )
+
+    @model_validator(mode="after")
+    def _gives_each_class_one_value(self) -> Self:
+        if self.values and len(self.values) != len(self.class_names):
+            raise ValueError(f"values: {len(self.values)} for {len(self.class_names)} class_names")
+        for value in self.values:
+            if self.values.count(value) > 1:
+                raise ValueError(f"values: {value} is the value of two classes")
+        if self.ignore in self.values and "ignore" in self.model_fields_set:
+            raise ValueError(f"ignore: {self.ignore} is among values; a class that is ignored needs no name")
+        return self

@@ -30,7 +30,7 @@ def count_classes(train_masks: Column, class_names: Sequence[str], ignore: int, 
         only = f"the class {found[0]!r} and the ignored value" if found else "the ignored value"
         raise StageError(
             f"train's masks have nothing but {only} {ignore} (option `ignore`): if {ignore} is a class, number the "
-            "classes 0, 1, ... in the masks"
+            f"classes 0, 1, ... in the masks, or set `values` of data.segmentation_folder, as [0, {ignore}]"
         )
     is_counted_K = np.arange(len(class_names)) != ignore
     report_absent(counts_K[is_counted_K], [name for k, name in enumerate(class_names) if k != ignore], ctx)

@@ -46,17 +46,24 @@ def load_segmentation_folder(config: SegmentationFolderConfig, ctx: Context) -> 
         found = {name: reader.split(name, of) for name, of in pairs.items()}
     splits = draw_missing_splits(found, config, ctx.seed, test_fraction=_TEST_FRACTION)
     mean, std = IMAGENET[3] if config.normalize == "imagenet" else channel_stats(splits["train"].inputs[_IMAGES])
-    counts_K = count_classes(splits["train"].targets[_MASKS], config.class_names, config.ignore, ctx)
+    ignore = _ignored_number(config)
+    counts_K = count_classes(splits["train"].targets[_MASKS], config.class_names, ignore, ctx)
     task = Segmentation(
         class_names=config.class_names,
         shape_HW=shape_HW,
-        ignore=config.ignore,
+        ignore=ignore,
         class_weights=balanced_weights(counts_K) if config.class_weights == "balanced" else (),
     )
     resizing = Resizing() if config.image_size else None
     images = ImageInfo(shape_CHW=(3, *shape_HW), mean=mean, std=std, resizing=resizing)
     info = DatasetInfo(root.name, {_IMAGES: images}, task)
     return Data(info, splits, config.loader_options())
+
+
+def _ignored_number(config: SegmentationFolderConfig) -> int:
+    """Return what pixels that don't count have in place of a class's number."""
+    is_number = bool(config.values) and config.ignore < len(config.class_names)
+    return 255 if is_number else config.ignore  # there are at most 255 classes
 
 
 def _pairs(folder: Path, ctx: Context) -> list[tuple[Path, Path]]:
@@ -134,15 +141,21 @@ class _Reader:
         if mask.mode not in _MODES:
             raise StageError(f"{mask_path} has the mode {mask.mode}; masks have one byte a pixel, the class's number")
         mask_HW = np.asarray(mask.resize(size, Image.Resampling.NEAREST), dtype=np.uint8)
-        self._check_classes(mask_HW, mask_path)
         pixels = in_8_bits(image, str(image_path), channels=3)
-        return np.asarray(Resizing().fit(pixels, self.shape_HW)), mask_HW
+        return np.asarray(Resizing().fit(pixels, self.shape_HW)), self._classes(mask_HW, mask_path)
 
-    def _check_classes(self, mask_HW: npt.NDArray[np.uint8], path: Path) -> None:
-        num_classes = len(self.config.class_names)
-        wrong = [int(value) for value in np.unique(mask_HW) if value >= num_classes and value != self.config.ignore]
+    def _classes(self, mask_HW: npt.NDArray[np.uint8], path: Path) -> npt.NDArray[np.uint8]:
+        """Return the number of each pixel's class, or what is ignored."""
+        values, ignore = self.config.values, self.config.ignore
+        known = values or range(len(self.config.class_names))
+        wrong = [int(value) for value in np.unique(mask_HW) if value not in known and value != ignore]
         if wrong:
-            raise StageError(
-                f"{path} has pixels of {wrong[0]}; classes are numbered 0 to {num_classes - 1}, and "
-                f"{self.config.ignore} is ignored (option `ignore`)"
-            )
+            numbered = f"have the values {list(values)}" if values else f"are numbered 0 to {known[-1]}"
+            also = "" if ignore in values else f", and {ignore} is ignored (option `ignore`)"
+            remedy = "" if values else "; option `values` gives classes other values"
+            raise StageError(f"{path} has pixels of {wrong[0]}; classes {numbered}{also}{remedy}")
+        if not values:
+            return mask_HW
+        numbers = np.full(256, _ignored_number(self.config), dtype=np.uint8)
+        numbers[list(values)] = range(len(values))
+        return numbers[mask_HW]

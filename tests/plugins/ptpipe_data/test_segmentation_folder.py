@@ -124,6 +124,48 @@ def test_masks_of_0_and_255(load, folder: Path) -> None:
         load()
 
 
+def write_masks(folder: Path, dark: int, bright: int, ignored: int) -> None:
+    """Give the pixels of dark and bright images, and the first row, these values in the masks."""
+    for path in folder.glob("*/masks/*"):
+        image_HW = np.asarray(Image.open(path.parents[1] / "images" / path.name))[..., 0]
+        mask_HW = np.where(image_HW > 0, bright, dark).astype(np.uint8)
+        mask_HW[0] = ignored
+        Image.fromarray(mask_HW).save(path)
+
+
+def test_values_of_classes(load, folder: Path) -> None:
+    write_masks(folder, 0, 1, 255)
+    numbered = load(class_names=("ok", "scratch"))
+    write_masks(folder, 255, 0, 128)
+    data = load(class_names=("scratch", "ok"), values=(255, 0), ignore=128)
+    for name, split in data.splits.items():
+        assert np.array_equal(split.targets["masks"].values(), numbered.splits[name].targets["masks"].values())
+    assert data.info.task.ignore == 128
+    write_masks(folder, 7, 0, 1)
+    data = load(class_names=("scratch", "ok"), values=(7, 0), ignore=1)
+    assert data.info.task.ignore == 255
+    assert set(np.unique(data.splits["train"].targets["masks"].values())) == {0, 1, 255}
+    write_masks(folder, 255, 0, 128)
+    with pytest.raises(StageError, match=r"has pixels of 128; classes have the values \[0, 255\]$"):
+        load(class_names=("ok", "scratch"), values=(0, 255))
+    with pytest.raises(StageError, match=r"pixels of 128; classes have the values \[0, 255\], and 7 is ignored"):
+        load(class_names=("ok", "scratch"), values=(0, 255), ignore=7)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"values": (0, 255)}, "values: 2 for 3 class_names"),
+        ({"values": (0, 9, 9)}, "values: 9 is the value of two classes"),
+        ({"values": (0, 9, 255), "ignore": 255}, "ignore: 255 is among values"),
+        ({"values": (0, 9, 256)}, "less than or equal to 255"),
+    ],
+)
+def test_values_that_classes_cannot_have(load, options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        load(**options)
+
+
 def test_other_sizes_are_resized_when_asked(load, folder: Path) -> None:
     write_pair(folder / "train", "wide", 9, (SIDE, 2 * SIDE))
     with pytest.raises(StageError, match=r"wide.png has 32 x 16 pixels, others 16 x 16: set image_size"):
