@@ -20,6 +20,7 @@ from ptpipe_data.classes import classification, refuse_single_class, report_abse
 from ptpipe_data.config import ClassesConfig
 from ptpipe_data.duplicates import report_shared
 from ptpipe_data.masks import count_classes
+from ptpipe_data.padded_tokens import tokens_info, without_padding
 from ptpipe_data.paths import id_prefixes
 from ptpipe_data.splitting import draw_missing_splits
 from ptpipe_data.tasks import regression
@@ -78,6 +79,7 @@ def data_of(sources: Mapping[str, Source], columns: Columns, ctx: Context, name:
     found = {split: source.split(columns) for split, source in sources.items()}
     for split, of in found.items():
         _check_like_train(sources[split].name, of, sources["train"].name, found["train"])
+    found, infos = _with_tokens(sources, found, columns, ctx)
     splits = draw_missing_splits(found, config, ctx.seed, test_fraction=_TEST_FRACTION)
     task = _task(config, found, splits["train"], ctx)
     for own in columns.inputs:
@@ -88,7 +90,29 @@ def data_of(sources: Mapping[str, Source], columns: Columns, ctx: Context, name:
         for split, of in splits.items()
     }
     report_shared(splits, ctx, may_repeat=not config.images and not _have_fractions(splits["train"].inputs.values()))
-    return Data(DatasetInfo(name, _infos(columns, splits["train"]), task), splits, config.loader_options())
+    infos = {own: infos.get(own) or _info(own, config, splits["train"].inputs[own]) for own in columns.inputs}
+    return Data(DatasetInfo(name, infos, task), splits, config.loader_options())
+
+
+def _with_tokens(
+    sources: Mapping[str, Source], found: Mapping[str, Split], columns: Columns, ctx: Context
+) -> tuple[dict[str, Split], dict[str, ColumnInfo]]:
+    """Return the splits with tokens without padding, and the facts about these inputs."""
+    tokens = columns.config.tokens
+    for own in tokens:
+        if own not in columns.inputs:
+            raise StageError(f"tokens: {own!r} is not among the inputs {', '.join(columns.inputs)}")
+    splits = {name: without_padding(sources[name].name, split, tokens) for name, split in found.items()}
+    lengths = {own: found["train"].inputs[own].values().shape[1] for own in tokens}
+    for own, length in lengths.items():
+        lengths_N = splits["train"].inputs[own].lengths
+        if lengths_N is not None and lengths_N.min() == length > 1:
+            ctx.notice(
+                f"{sources['train'].name}: no row of {own} ends with the padding {tokens[own].padding_id}, so each has "
+                f"{length} tokens: pad on the right, or set its padding_id"
+            )
+            break
+    return splits, {own: tokens_info(own, splits, tokens[own], lengths[own]) for own in tokens}
 
 
 def _have_fractions(columns: Iterable[Column]) -> bool:
@@ -261,15 +285,10 @@ def _numbers(config: ArraysConfig | PythonDataConfig, targets: Sequence[npt.NDAr
     return tuple(map(str, range(1 + largest)))
 
 
-def _infos(columns: Columns, train: Split) -> dict[str, ColumnInfo]:
-    infos: dict[str, ColumnInfo] = {}
-    for name in columns.inputs:
-        column = train.inputs[name]
-        row = column.take(np.zeros(1, dtype=np.int64))
-        if name in columns.config.images:
-            mean, std = channel_stats(column)
-            _, height, width, channels = row.shape
-            infos[name] = ImageInfo(shape_CHW=(channels, height, width), mean=mean, std=std)
-        else:
-            infos[name] = ArrayInfo.model_validate({"dtype": str(row.dtype), "shape": row.shape[1:]})
-    return infos
+def _info(name: str, config: ArraysConfig | PythonDataConfig, column: Column) -> ColumnInfo:
+    row = column.take(np.zeros(1, dtype=np.int64))
+    if name not in config.images:
+        return ArrayInfo.model_validate({"dtype": str(row.dtype), "shape": row.shape[1:]})
+    mean, std = channel_stats(column)
+    _, height, width, channels = row.shape
+    return ImageInfo(shape_CHW=(channels, height, width), mean=mean, std=std)

@@ -177,9 +177,28 @@ class TaskConfig(SplitConfig):
         return self
 
 
+class TokensConfig(StageConfig):
+    """What an input of token ids holds."""
+
+    padding_id: int = Field(0, ge=0, description="the id that rows end with where they have fewer tokens")
+    vocabulary_size: int | None = Field(None, ge=2, description="number of ids; none: one more than the largest")
+
+    @model_validator(mode="after")
+    def _has_padding(self) -> Self:
+        if self.vocabulary_size and self.padding_id >= self.vocabulary_size:
+            raise ValueError("padding_id is not among the ids 0 to vocabulary_size - 1")
+        return self
+
+
 class ArrayTaskConfig(TaskConfig):
     """Options of data sets whose targets are arrays."""
 
+    tokens: dict[str, TokensConfig] = Field(
+        {},
+        max_length=100,
+        description="inputs of token ids, (N, length), padded on the right, and masks of them: a batch is padded to "
+        "its longest row alone, and exported files take any length",
+    )
     names: ClassNames | None = Field(None, description="names of the classes, labels or targets; none: 0, 1, 2, ...")
     ignore: Ignore = 255
     data_range: float | None = Field(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -29,7 +29,7 @@ from ptpipe_quant.linear_forms import linear_forms
 from ptpipe_quant.preparation import for_conversion, prepare_model, trained_directly, truncated
 from ptpipe_quant.separate_attention import is_attention, separable_layers, separate_projections
 from ptpipe_quant.trace import float_names, layers_to_quantize
-from ptpipe_torch import Data, FunctionRef, Model, Ranges
+from ptpipe_torch import Data, FunctionRef, Model, Ranges, TensorSpec
 from ptpipe_torch.data.calibration_samples import num_calibration_samples
 from ptpipe_torch.distributed.worker_group import init_worker_group
 from ptpipe_torch.int8.engine import deprecations_silenced, quantized_engine
@@ -242,7 +242,7 @@ def _int8(
     with quantized_engine(model.recipe.backend), deprecations_silenced():
         with released_memory():
             module = model.build()
-            check_runs(ctx, module, zeros(model.signature.inputs, 2), str(model.recipe.backend))
+            check_runs(ctx, module, _two_samples(module, model.signature.inputs), str(model.recipe.backend))
             packed = pack_state({**module.state_dict(), **stored})
             _report_int8(ctx, model, module, stored)
             del module
@@ -251,6 +251,16 @@ def _int8(
             with released_memory():
                 check(converted.build())  # what is stored: state that torch does not save is lost
     return converted
+
+
+def _two_samples(module: nn.Module, specs: Sequence[TensorSpec]) -> Sequence[torch.Tensor]:
+    """Return inputs that a network takes; of zeros, a mask hides all tokens, and their mean is NaN."""
+    if any(spec.is_float for spec in specs):
+        return zeros(specs, 2)
+    try:
+        return [tensor[:2] for tensor in probe_inputs(module, specs)]
+    except Exception:  # noqa: BLE001  # what it raises for zeros is reported by the run
+        return zeros(specs, 2)
 
 
 def _report_int8(ctx: Context, model: Model, module: nn.Module, stored: Mapping[str, torch.Tensor]) -> None:

@@ -198,3 +198,34 @@ def test_tables_that_are_idle_or_called_twice_or_tied(path: str, data: Data, ctx
     stored = {name.partition(".")[0].partition("_call")[0] for name in metrics()["stored_as_int8"]}
     assert stored == ({"idle", "twice"} if path == "dynamic" else {"twice"})
     assert not [name for name in int8.int8_tensors if name.startswith("twice") and name.endswith(".weight")]
+
+
+class MaskedMean(nn.Module):
+    """The mean over the tokens that a mask has, which of none is NaN."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.out = nn.Embedding(40, 8), nn.Linear(8, 3)
+
+    def forward(self, ids_BL: torch.Tensor, mask_BL: torch.Tensor) -> torch.Tensor:
+        mask_BL1 = mask_BL.unsqueeze(2).float()
+        scores: torch.Tensor = self.out((self.embedding(ids_BL) * mask_BL1).sum(1) / mask_BL1.sum(1))
+        return scores
+
+
+@builder
+def masked_mean() -> nn.Module:
+    return MaskedMean()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_mask_without_a_token_refuses_no_network(backend: str, ctx: Context, metrics: Any) -> None:
+    inputs = tuple(TensorSpec(name, "int64", (BATCH, "length")) for name in ("ids", "mask"))
+    signature = Signature(inputs, (TensorSpec("logits", "float32", (BATCH, 3)),))
+    with seeded(0):
+        model = Model.from_module(Recipe(FunctionRef.to(masked_mean), signature), MaskedMean())
+    int8 = stages.dynamic(DynamicConfig(backend=backend), ctx, model)
+    assert metrics()["int8_layers"] == 1
+    given = {"ids": np.arange(14).reshape(2, 7) + 1, "mask": np.ones((2, 7), np.int64)}
+    with model.predictor(1) as run, int8.predictor(1) as run_int8:
+        assert np.abs(run(given)["logits"] - run_int8(given)["logits"]).max() < 0.02
