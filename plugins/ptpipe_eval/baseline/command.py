@@ -60,6 +60,11 @@ def accept(  # noqa: PLR0913  # one parameter an option
         print_json({"file": str(path), "written": is_new, **new.model_dump(mode="json", exclude=_BULK)})
     else:
         echo(f"{'wrote' if is_new else 'unchanged:'} {path}: {describe(new)}")
+        if unpaired := [metric.name for metric in new.metrics if metric.name not in (*new.right, *new.scores)]:
+            paired = " or ".join((*new.right, *new.scores))
+            echo(
+                f"note: no drop in {', '.join(unpaired)} can be judged against it; choose the metric {paired}", err=True
+            )
     return 0
 
 
@@ -152,7 +157,7 @@ def gate(  # noqa: PLR0913  # one parameter an option
 
 
 def _judged(accepted: Baseline, past: PastComparison, options: Mapping[str, object]) -> Verdict:
-    from ptpipe_eval.baseline.judge import against
+    from ptpipe_eval.baseline.judge import against, check_metric
     from ptpipe_eval.config import QualityConfig
     from ptpipe_eval.quality.gates import judge_quality
 
@@ -160,7 +165,9 @@ def _judged(accepted: Baseline, past: PastComparison, options: Mapping[str, obje
     for name in config.names:
         past.row(name)
     try:
-        return judge_quality(config, against(accepted, past.table, config.names))
+        compared = against(accepted, past.table, config.names)
+        check_metric(accepted, compared.metric(config.metric))
+        return judge_quality(config, compared)
     except StageError as error:
         raise UsageError(f"run {past.record['run_id']}: {error}") from error
 

@@ -63,6 +63,16 @@ def against(baseline: Baseline, table: Comparison, names: Sequence[str]) -> Comp
     return replace(table, metrics=metrics, baseline=accepted_row.name, rows=(accepted_row, *rows), samples=paired)
 
 
+def check_metric(baseline: Baseline, metric: Metric) -> None:
+    """Raise StageError for a metric of which the file has no values of samples, as F1 and R2 have none."""
+    paired = (*baseline.right, *baseline.scores)
+    if metric.name not in paired:
+        raise StageError(
+            f"no drop in {metric.name} can be judged against an accepted model: it is no fraction of the samples, nor "
+            f"the mean of a value of each; choose the metric {' or '.join(paired)}"
+        )
+
+
 def _drops(scores_MN: npt.NDArray[np.float16], metric: Metric) -> tuple[BootstrapDrop | None, ...]:
     """Return the drop of each model but the first one, whose mean score is the metric; empty where they show none."""
     accepted, *others = ({metric.name: scores_N.astype(np.float64)} for scores_N in scores_MN)

@@ -92,9 +92,14 @@ def _with_baseline_file(config: AccuracyConfig | QualityConfig, comparison: Comp
     if config.baseline_file is None:
         return comparison
     from ptpipe_eval.baseline.file import Baseline
-    from ptpipe_eval.baseline.judge import against
+    from ptpipe_eval.baseline.judge import against, check_metric
+    from ptpipe_eval.config import QualityConfig
 
-    return against(Baseline.read(Path(config.baseline_file).expanduser()), comparison, config.names)
+    accepted = Baseline.read(Path(config.baseline_file).expanduser())
+    compared = against(accepted, comparison, config.names)
+    if isinstance(config, QualityConfig) and config.max_drop is not None:
+        check_metric(accepted, compared.metric(config.metric))
+    return compared
 
 
 def check_drop(

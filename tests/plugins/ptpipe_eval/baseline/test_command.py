@@ -40,13 +40,13 @@ def made(project, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PTPIPE_ARTIFACTS", str(project / "artifacts"))
 
-    def make(manifest: str = MANIFEST, **options: object) -> RunResult:
+    def make(manifest: str = MANIFEST, exit_code: int = 0, **options: object) -> RunResult:
         (project / "m.yaml").write_text(manifest)
         overrides = {name.replace("__", "."): value for name, value in options.items() if "__" in name}
         overrides |= {f"compare.{name}": value for name, value in options.items() if "__" not in name}
         quiet = RunOptions(verbosity=-2)
         ended = run(project / "m.yaml", overrides, artifacts=project / "artifacts", options=quiet)
-        assert ended.exit_code == 0
+        assert ended.exit_code == exit_code
         return ended
 
     return make
@@ -239,6 +239,19 @@ class TestGate:
         made(is_known=False)
         with pytest.raises(UsageError, match=r"the baseline's accuracy, loss can't be compared"):
             judge(accepted)
+
+    def test_a_metric_without_values_of_samples(self, made) -> None:
+        made(has_loss=False)
+        ended = call(baseline, "accept", "last", "--model", "int8")
+        assert "note: no drop in loss can be judged against it; choose the metric accuracy" in ended.stderr
+        file = Path("baselines/int8.json")
+        assert judge(file)[0] == 0
+        message = "no drop in loss can be judged against an accepted model: .* choose the metric accuracy"
+        with pytest.raises(UsageError, match=message):
+            judge(file, "--metric", "loss")
+        gate = "  gate: {uses: gate.quality, with: {candidate: int8, metric: loss, max_drop: 0.1, baseline_file: %s}}"
+        failed = made(MANIFEST + gate % file, exit_code=1)
+        assert "no drop in loss can be judged" in failed.stages["gate"].message
 
 
 class TestFile:
