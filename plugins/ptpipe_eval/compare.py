@@ -19,6 +19,7 @@ from ptpipe_eval.predict import EvalSplit, Evaluation, evaluate_split, progress_
 from ptpipe_eval.quality.details import Details, ModelDetails
 from ptpipe_eval.quality.paired import ModelSamples, pair
 from ptpipe_eval.quality.recorder import SampleRecorder
+from ptpipe_eval.quality.targets import targets_sha256
 from ptpipe_eval.quality.trivial import trivial_answer
 from ptpipe_eval.target import as_on_target, report_exact_sums
 from ptpipe_torch import Data, Deployable
@@ -56,6 +57,7 @@ def compare_models(config: CompareConfig, ctx: Context, models: Sequence[Deploya
     recorded = [one.samples for one in evaluated]
     trivial = trivial_answer(data.info.task, split.samples.targets, len(split.samples))
     samples = pair(data.info.task, recorded, names.index(baseline), split.samples.ids.tolist(), ctx.seed)
+    samples = replace(samples, targets_sha256=targets_sha256(split.samples))
     comparison = Comparison(
         data.info.name,
         config.split,

@@ -50,6 +50,7 @@ def accepted(past: PastComparison, model: str | None) -> Baseline:
             digest=data,
             num_samples=table.num_samples,
             ids_sha256=order.ids_sha256,
+            targets_sha256=past.samples.targets_sha256,
         ),
         metrics=tuple(metrics),
         run=AcceptedRun(
@@ -81,6 +82,8 @@ def differences(old: Baseline, new: Baseline) -> Iterator[str]:
         yield f"model: {_model(old)} -> {_model(new)}"
     if old.data.ids_sha256 != new.data.ids_sha256:
         yield f"samples: {_samples(old)} -> {_samples(new)}"
+    elif old.data.targets_sha256 != new.data.targets_sha256:
+        yield f"targets: those of {_samples(new)} differ, or are known of one alone"
     elif old.data.digest != new.data.digest:
         yield f"data set: {old.data.digest[:12]} -> {new.data.digest[:12]}, the same ids"
     before = {metric.name: metric for metric in old.metrics}

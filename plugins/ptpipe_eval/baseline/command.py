@@ -175,7 +175,8 @@ def _judged(accepted: Baseline, past: PastComparison, options: Mapping[str, obje
 def _notes(accepted: Baseline, past: PastComparison) -> list[str]:
     notes = []
     if past.inputs and past.inputs["data"] != (accepted.data.digest,):
-        notes.append("the data set differs from the baseline's, with the same ids: inputs or targets may have changed")
+        what = "inputs" if accepted.data.targets_sha256 and past.samples.targets_sha256 else "inputs or targets"
+        notes.append(f"the data set differs from the baseline's, with the same ids: {what} may have changed")
     now, then = (_processor(facts) for facts in (past.stage.get("environment", {}), accepted.environment))
     if now != then:
         notes.append(f"the baseline was evaluated on another processor, {then}: int8 results may differ by that")

@@ -55,6 +55,8 @@ class SampleSet(_Facts):
     num_samples: int = Field(ge=1)
     ids_sha256: Digest
     """Of the sorted ids."""
+    targets_sha256: Digest | None = None
+    """Of the targets in their order; None: not known."""
 
 
 class AcceptedMetric(_Facts):

@@ -22,7 +22,8 @@ def against(baseline: Baseline, table: Comparison, names: Sequence[str]) -> Comp
     """Return a comparison of the accepted model with these rows of a table; gates judge it as any other.
 
     Samples are paired by id; a metric that is no fraction or mean of theirs has no interval, so that gates can't decide
-    on it. Raises StageError where the samples are others, or the metric that models are compared by is missing.
+    on it. Raises StageError where the samples or their targets are others, or the metric that models are compared by
+    is missing.
     """
     samples = table.samples
     if samples is None:
@@ -33,6 +34,12 @@ def against(baseline: Baseline, table: Comparison, names: Sequence[str]) -> Comp
             f"the baseline was accepted on {baseline.data.num_samples:,} samples of {baseline.data.name}, split "
             f"{baseline.data.split}, and the comparison has {table.num_samples:,} of {table.data}, split "
             f"{table.split}, with other ids: they must be the same samples"
+        )
+    targets = {baseline.data.targets_sha256, samples.targets_sha256}
+    if len(targets) > 1 and None not in targets:
+        raise StageError(
+            f"the targets of {table.data}, split {table.split}, are others than when the baseline was accepted, and "
+            "the ids are the same: the samples were replaced, or labels corrected; accept the model again, on these"
         )
     rows = [table.row(name) for name in names]
     numbers = [table.rows.index(row) for row in rows]

@@ -78,6 +78,8 @@ class PairedSamples:
     class_names: tuple[str, ...] = ()
     scores: Mapping[str, npt.NDArray[np.float16]] = field(default_factory=dict)
     """What each sample contributes, (M, N), to each metric that is the mean of that: a loss, an absolute error."""
+    targets_sha256: str | None = None
+    """See `quality.targets`; None: not known."""
 
     def drop(self, metric: str, row: int) -> Drop | None:
         """Return how much worse a model is in the metric; None where no interval is known."""

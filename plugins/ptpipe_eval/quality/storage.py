@@ -43,6 +43,7 @@ def save_samples(samples: PairedSamples, folder: Path) -> None:
     content = {
         "ids": list(samples.ids),
         "class_names": list(samples.class_names),
+        "targets_sha256": samples.targets_sha256,
         "bootstraps": {name: [_facts(drop) for drop in drops] for name, drops in samples.bootstraps.items()},
     }
     (folder / _FACTS).write_text(json.dumps(content, separators=(",", ":"), allow_nan=False), encoding="utf-8")
@@ -69,6 +70,7 @@ def _samples(
     ids = tuple(_text(name) for name in content["ids"])
     names = tuple(_text(name) for name in content["class_names"])
     bits = {name: _bits(array, num_rows, len(ids)) for name, array in arrays.items() if name.startswith(_RIGHT)}
+    targets_sha256 = content.get("targets_sha256")  # former comparisons have none
     labels_N = arrays.get(_LABELS)
     if labels_N is not None and (labels_N.shape != (len(ids),) or labels_N.dtype != np.int64):
         raise ValueError(f"{labels_N.dtype} labels of shape {labels_N.shape} for {len(ids)} samples")
@@ -88,6 +90,7 @@ def _samples(
             for name, array in arrays.items()
             if name.startswith(_SCORES)
         },
+        targets_sha256=None if targets_sha256 is None else _text(targets_sha256),
     )
 
 

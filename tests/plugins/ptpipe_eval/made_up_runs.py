@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from pydantic import Field
@@ -36,6 +37,7 @@ class MadeUp(StageConfig):
     reverse: bool = False
     extra_loss: float = 0.0
     is_known: bool = True
+    targets_sha256: str | None = None
     has_loss: bool = Field(True, description="without it there is nothing to resample, which takes time")
     lost_by_seed: tuple[int, ...] = Field((0,), description="more of them, in turn for each seed")
 
@@ -62,6 +64,7 @@ def compare(config: MadeUp, ctx: Context, models: Sequence[Text], data: Text) ->
         metrics = {"accuracy": right.sum() / max(1, config.total), "loss": loss.sum() / max(1, config.total)}
         rows.append(Row(name, "onnx int8", 100, metrics))
     samples = pair(task, recorded, 0, ids[:: -1 if config.reverse else 1], 7)
+    samples = replace(samples, targets_sha256=config.targets_sha256)
     return Comparison("mnist", "test", config.total, task.metrics, "float", tuple(rows), "", "2026-01-02", samples)
 
 

@@ -228,6 +228,22 @@ class TestGate:
         with pytest.raises(UsageError, match=message):
             judge(accepted)
 
+    def test_other_targets_of_the_same_ids_are_refused(self, made) -> None:
+        made(targets_sha256="a" * 64)
+        call(baseline, "accept", "last", "--model", "int8")
+        file = Path("baselines/int8.json")
+        made()
+        assert judge(file)[0] == 0, "a former comparison, of whose targets nothing is known"
+        made(targets_sha256="a" * 64, data__text="new")
+        assert judge(file)[1]["notes"] == [
+            "the data set differs from the baseline's, with the same ids: inputs may have changed"
+        ]
+        made(targets_sha256="b" * 64)
+        with pytest.raises(UsageError, match="the targets of mnist, split test, are others than when the baseline was"):
+            judge(file)
+        ended = call(baseline, "accept", "last", "--model", "int8")
+        assert "targets: those of 1,000 samples of mnist, test" in ended.stderr
+
     def test_what_cannot_be_compared(self, accepted, made) -> None:
         with pytest.raises(UsageError, match=r"has no f1, but accuracy, loss"):
             judge(accepted, "--metric", "f1")
