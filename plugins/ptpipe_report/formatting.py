@@ -50,7 +50,9 @@ _BEST_KNOWN = (
     "format",
     "num_samples",
 )
-"""These come first if only a few figures fit."""
+"""These come first if only a few figures fit, behind the metric that models are compared by."""
+_PRIMARY = "primary_metric"
+"""The name of that metric."""
 _MAX_WORD_LENGTH = 40
 NOTHING = "-"
 
@@ -87,8 +89,9 @@ def figure(name: str, value: JSON) -> Figure:
 
 def key_figures(values: Mapping[str, JSON]) -> tuple[Figure, ...]:
     """Return the short values, each once: best known names first, then in the given order, booleans last."""
-    shown = {name: value for name, value in values.items() if _is_figure(value)}
-    rank = {name: place for place, name in enumerate(_BEST_KNOWN)}
+    shown = {name: value for name, value in values.items() if name != _PRIMARY and _is_figure(value)}
+    primary = str(values.get(_PRIMARY, ""))
+    rank = {name: place for place, name in enumerate(dict.fromkeys((primary, f"val_{primary}", *_BEST_KNOWN)))}
     figures: list[Figure] = []
     for name in sorted(shown, key=lambda name: rank.get(name, len(rank) + isinstance(shown[name], bool))):
         new = figure(name, shown[name])

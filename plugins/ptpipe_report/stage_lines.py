@@ -16,6 +16,8 @@ from ptpipe_report.theme import FAINT, STYLES
 _MAX_ID_WIDTH, _OUTCOME_AND_TIME_WIDTH = 24, 18
 _MIN_KIND_WIDTH, _MAX_KIND_WIDTH = 17, 24
 _MAX_FIGURES = 3
+_OTHER_SPLITS = (" val", " test")
+"""Of a data set, behind its name, its classes and its training samples."""
 _OF_FAILING_GATES = frozenset({Outcome.REFUSED, Outcome.UNDECIDED})
 _MIN_WIDTH_WITH_KIND = 80
 """Narrower terminals omit the kinds."""
@@ -77,7 +79,9 @@ class StageLines:
         if reasons and (room is None or cell_len(reasons) <= room or stage.outcome in _OF_FAILING_GATES):
             return reasons
         kept: list[str] = []
-        for figure in run_summary.stage_figures(stage)[:_MAX_FIGURES]:
+        figures = run_summary.stage_figures(stage)
+        splits = [figure for figure in figures[_MAX_FIGURES:] if figure.text.endswith(_OTHER_SPLITS)]
+        for figure in (*figures[:_MAX_FIGURES], *splits):
             longer = [*kept, one_line(str(figure))]
             if room is not None and cell_len(separator.join(longer)) > room:
                 break

@@ -330,6 +330,7 @@ class Training:
             metrics["num_workers"] = strategy.workers.size
         self.ctx.metric(
             **metrics,
+            primary_metric=self.loop.data.info.task.primary_metric.name,
             samples_per_s=progress.num_samples / progress.train_s,
             num_steps=self.monitor.steps_done(progress),
             epochs_done=progress.epoch,

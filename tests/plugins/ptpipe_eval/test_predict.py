@@ -70,6 +70,7 @@ def test_progress_and_metrics_are_reported(digits, numpy_model, context, events)
     steps = [event for event in events if isinstance(event, Progress)]
     assert (steps[-1].done, steps[-1].total, steps[-1].unit) == (400, 400, "samples")
     metrics = {event.name: event.value for event in events if isinstance(event, Metric)}
+    assert metrics.pop("primary_metric") == "accuracy"
     assert metrics == {word: answer.metrics[word] for word in ("accuracy", "top5_accuracy", "loss")}
 
 

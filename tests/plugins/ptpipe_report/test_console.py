@@ -17,6 +17,8 @@ from ptpipe_report.console import TerminalWriter
 from ptpipe_report.run_summary import grouped_by_folder
 from ptpipe_report.screen import Screen
 
+from .conftest import output
+
 
 class Latin1(io.StringIO):
     encoding = "latin-1"
@@ -39,6 +41,13 @@ def shown_lines(console: Console, script, stages, events=None, **ending: Any) ->
     script.play([ConsoleReporter(console)], stages, events, **ending)
     assert isinstance(console.file, io.StringIO)
     return [line.rstrip() for line in console.file.getvalue().splitlines()]
+
+
+def test_a_data_set_has_the_samples_of_each_split(script) -> None:
+    sizes = {"num_train": 570, "num_val": 30, "num_test": 2000, "num_calibration": 99}
+    data = script.stage("d", "data.csv", outputs=output("Data", name="mine", num_classes=2, **sizes))
+    line = next(line for line in shown_lines(on(None), script, [data]) if "data.csv" in line)
+    assert line.endswith("mine · 2 classes · 570 train · 30 val · 2,000 test")
 
 
 def test_a_run_in_a_log_file(script) -> None:

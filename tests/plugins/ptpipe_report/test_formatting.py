@@ -129,6 +129,12 @@ def test_the_f1_of_a_class_comes_before_accuracy_in_percent() -> None:
     assert [str(figure) for figure in figures[:2]] == ["val f1 94.12 %", "val accuracy 99.00 %"]
 
 
+def test_the_metric_that_models_are_compared_by_comes_first() -> None:
+    values = {"val_r2": -58.3, "val_image_ap": 0.87, "primary_metric": "image_ap"}
+    assert [str(figure) for figure in key_figures(values)] == ["val image ap 0.870", "val r2 -58.3"]
+    assert str(key_figures({"r2": 0.1, "right": 0.92, "primary_metric": "right"})[0]) == "right 0.920"
+
+
 def test_each_value_is_shown_once_and_booleans_last() -> None:
     values = {"fused": True, "backend": "fbgemm", "format": "torch int8 fbgemm", "int8_layers": 4, "of": "torch"}
     assert [str(figure) for figure in key_figures(values)] == ["torch int8 fbgemm", "int8 layers 4", "fused yes"]

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from ptpipe import IntegrityError, StageError, source_code
-from ptpipe_torch import Classification
+from ptpipe_torch import Classification, Regression
 from ptpipe_torch.task.own_functions import OwnFunction, OwnFunctionsTask
 from ptpipe_torch.task.task import Task
 
@@ -71,3 +71,11 @@ def test_unknown_content_is_refused(file: Path, changes: Any) -> None:
 def test_functions_of_ones_own_are_equal_by_code(file: Path) -> None:
     source = source_code(file).digest
     assert OwnFunction(address="mine.py:f", source=source) == OwnFunction(address="mine.py:f", source=source)
+
+
+def test_what_a_metric_of_the_task_needs_is_reported_where_it_is_the_primary_one(file: Path) -> None:
+    base = Regression(target_names=("y",), mean=(0.0,), std=(1.0,)).to_json()
+    figures = {"per_target": [{"name": "y", "is_constant": True}]}
+    own = {"address": "mine.py:f", "source": source_code(file).digest}
+    assert OwnFunctionsTask(base=base, loss=OwnFunction(**own)).undefined(figures, "test")
+    assert OwnFunctionsTask(base=base, metric=OwnFunction(**own)).undefined(figures, "test") == []
