@@ -60,7 +60,7 @@ class Cell(NamedTuple):
         """Return a cell of `value`: numbers with six significant digits, nothing for None."""
         if value is None or isinstance(value, str):
             return cls(value, value or "")
-        return cls(value, f"{value:.6g}" if isinstance(value, float) else json.dumps(value))
+        return cls(value, f"{value:.6g}" if isinstance(value, float) else json.dumps(value, ensure_ascii=False))
 
 
 Row: TypeAlias = Mapping[str, Cell]

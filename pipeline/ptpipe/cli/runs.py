@@ -17,7 +17,7 @@ from ptpipe.errors import Problem, PtpipeError, UsageError, nearest
 if TYPE_CHECKING:
     from ptpipe.store.runs import Run
 
-_ALWAYS = ("run", "started (UTC)", "took", "ended", "stages")
+_ALWAYS = ("run", "took", "ended", "stages", "started (UTC)")
 
 
 @click.command()
@@ -85,17 +85,22 @@ def _as_json(facts: Mapping[str, Any]) -> dict[str, Any]:
 def _row(facts: Mapping[str, Any], overridden: Iterable[str]) -> Row:
     """Return the cells of a run. `overridden`: options that any of the runs overrides: those of the others differ."""
     if "error" in facts:
-        nothing, run = Cell(None, ""), Cell.of(facts["run_id"])
-        return dict(zip(_ALWAYS, (run, nothing, nothing, Cell.of("unreadable"), Cell.of(facts["error"])), strict=True))
+        words = (facts["run_id"], None, "unreadable", facts["error"], None)
+        return {name: Cell.of(word) for name, word in zip(_ALWAYS, words, strict=True)}
     counts = Counter(stage["outcome"] for stage in facts["stages"])
     cells = {
         "run": Cell.of(facts["run_id"]),
-        "started (UTC)": Cell.of(facts["started_at"][:19].replace("T", " ")),
         "took": Cell(facts["seconds"], f"{facts['seconds']:.1f} s"),
         "ended": Cell.of(describe_end(facts)),
-        "stages": Cell.of(", ".join(f"{number} {outcome}" for outcome, number in counts.items())),
     }
     cells |= {f"{stage_id} verdict": Cell.of(of["decision"]) for stage_id, of in verdicts(facts).items()}
     cells |= {name: Cell.of(value) for name, value in primary_metrics(facts).items()}
     values = {**facts["overrides"], **options(facts)}
-    return cells | {name: Cell.of(values.get(name)) for name in overridden if name not in cells}
+    cells |= {name: Cell.of(values.get(name)) for name in overridden if name not in cells}
+    return (
+        cells
+        | {  # last, as a narrow terminal shows the first columns: the id has the time
+            "stages": Cell.of(", ".join(f"{number} {outcome}" for outcome, number in counts.items())),
+            "started (UTC)": Cell.of(facts["started_at"][:19].replace("T", " ")),
+        }
+    )

@@ -15,7 +15,10 @@ _METRIC_FAMILIES = ("train", "eval")
 
 
 def recorded_rows(runs: Sequence[PastRun]) -> list[Row]:
-    """Return a row for each run and model: options that differ between the runs, size, metrics, latency, verdicts."""
+    """Return a row for each run and model: metrics, size, latency, verdicts, and options that differ between the runs.
+
+    A narrow terminal shows the first columns.
+    """
     differing = _differing_options(runs)
     return [row for record, _ in runs for row in _rows(record, differing)]
 
@@ -33,38 +36,47 @@ def session_note(rows: Sequence[Row]) -> list[str]:
 
 def _rows(record: Mapping[str, Any], differing: Sequence[str]) -> Iterator[Row]:
     values = options(record)
-    first = {
-        "run": Cell.of(record["run_id"]),
-        "model": Cell.of(""),
+    first = {"run": Cell.of(record["run_id"]), "model": Cell.of("")}
+    own = {
+        **{name: Cell.of(values.get(name)) for name in differing},
         "manifest": Cell.of(record["name"]),
         "ended": Cell.of(describe_end(record)),
-        **{name: Cell.of(values.get(name)) for name in differing},
     }
     found = False
     for stage, summary in comparisons(record):
         for row in summary["rows"]:
             found = True
-            yield {**first, **_model_cells(stage, summary, row), **_verdict_cells(record, str(row.get("name")))}
+            verdicts_on = _verdict_cells(record, str(row.get("name")))
+            yield {**first, **_result_cells(row), **verdicts_on, **own, **_origin_cells(stage, summary, row)}
     if not found:
-        yield {**first, **_metric_cells(record), **_verdict_cells(record, None)}
+        yield {**first, **_metric_cells(record), **_verdict_cells(record, None), **own}
 
 
-def _model_cells(stage: Mapping[str, Any], summary: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Cell]:
-    cells = {name: Cell.of(row.get(key)) for name, key in (("model", "name"), ("format", "format"))}
-    cells["data"] = Cell.of(f"{summary.get('data')} {summary.get('split')} {summary.get('num_samples')}")
-    for name, key in (("size (bytes)", "size_bytes"), ("compressed (bytes)", "compressed_bytes"), ("MACs", "macs")):
-        number = row.get(key)
-        if isinstance(number, int):
-            cells[name] = Cell(number, f"{number:,}")
-    metrics = row.get("metrics")
+def _result_cells(row: Mapping[str, Any]) -> dict[str, Cell]:
+    metrics, latencies = row.get("metrics"), row.get("latency")
+    cells = {"model": Cell.of(row.get("name"))}
     cells |= {name: Cell.of(value) for name, value in metrics.items()} if isinstance(metrics, dict) else {}
-    latencies = row.get("latency")
+    for name, key in (("size (bytes)", "size_bytes"), ("compressed (bytes)", "compressed_bytes")):
+        cells |= _count_cell(name, row.get(key))
     for cell in latencies if isinstance(latencies, list) else ():
         cells |= _latency_cell(cell) if isinstance(cell, dict) else {}
-    if latencies:
+    return cells
+
+
+def _origin_cells(stage: Mapping[str, Any], summary: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Cell]:
+    cells = {
+        "format": Cell.of(row.get("format")),
+        "data": Cell.of(f"{summary.get('data')} {summary.get('split')} {summary.get('num_samples')}"),
+        **_count_cell("MACs", row.get("macs")),
+    }
+    if row.get("latency"):
         cells["session"] = Cell.of(summary.get("measured_at"))
         cells["machine"] = Cell.of(stage.get("machine"))
     return cells
+
+
+def _count_cell(name: str, number: object) -> dict[str, Cell]:
+    return {name: Cell(number, f"{number:,}")} if isinstance(number, int) else {}
 
 
 def _latency_cell(cell: Mapping[str, Any]) -> dict[str, Cell]:

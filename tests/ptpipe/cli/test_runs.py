@@ -28,16 +28,16 @@ def call(project, *arguments):
 
 def test_overrides_and_verdicts_are_columns(project, two_runs):
     head, newest, oldest = call(project).splitlines()
-    assert re.split("  +", head)[-2:] == ["gate verdict", "gate.least"]
-    assert newest.split()[-2:] == ["passed", "2"]
-    assert oldest.split()[-2:] == ["refused", "5"]  # its own option, which nothing overrides
+    assert re.split("  +", head)[3:] == ["gate verdict", "gate.least", "stages", "started (UTC)"]
+    assert re.split("  +", newest)[3:5] == ["passed", "2"]
+    assert re.split("  +", oldest)[3:5] == ["refused", "5"]  # its own option, which nothing overrides
     listed = json.loads(call(project, "--json", "--sort", "gate verdict"))
     assert [run["verdicts"] for run in listed] == [{"gate": "passed"}, {"gate": "refused"}]
     assert json.loads(call(project, "--json", "--sort", "gate.least"))[0]["overrides"] == {"gate.least": 2}
 
 
 def test_the_other_formats(project, two_runs):
-    assert call(project, "--md").startswith("| run | started (UTC) |")
+    assert call(project, "--md").startswith("| run | took | ended |")
     assert call(project, "--html").startswith("<!DOCTYPE html>")
 
 

@@ -53,3 +53,11 @@ def test_a_run_that_compared_nothing_has_what_training_and_evaluation_reported(t
     train = {"kind": "train.supervised", "outputs": {}, "metrics": {"loss": 0.25, "name": "x", "ok": True}}
     (row,) = recorded_rows([(record("a", "", **train), tmp_path)])
     assert {name: cell.value for name, cell in row.items() if name.startswith("c.")} == {"c.loss": 0.25}
+
+
+def test_results_come_before_options(tmp_path):
+    runs = [(record(name, "", parts={"config": {"classes": [name]}}) | {"overrides": {"c.classes": [name]}}, tmp_path)
+            for name in ("größe", "b")]  # fmt: skip
+    rows = recorded_rows(runs)
+    assert list(rows[0])[:6] == ["run", "model", "accuracy", "size (bytes)", "ms (batch 1, 1 thread)", "c.classes"]
+    assert rows[0]["c.classes"].text == '["größe"]'
