@@ -14,6 +14,7 @@ from ptpipe_eval.comparison import Comparison
 
 Load = Callable[[str, str], Artifact]
 _ENDED = (Outcome.DONE, Outcome.CACHED)
+_ORDER = (Decision.REFUSED, Decision.UNDECIDED, Decision.PASSED)
 
 
 @dataclass(frozen=True)
@@ -67,22 +68,26 @@ def _comparisons(plan: Plan, run: RunFinished, stage: StageFinished, load: Load)
 def _candidate(plan: Plan, run: RunFinished, stage_id: str, comparison: Comparison) -> str | None:
     """Return the model that a gate on the comparison judges, else the last one; None: there is but the baseline.
 
-    Of several that gates judge: the first that did not pass, else the first.
+    Of several that gates judge: the first that was refused, else the first that did not pass, else the first.
     """
     others = [row.name for row in comparison.rows if row.name != comparison.baseline]
     gates = (stage for stage in run.stages if stage_id in plan[stage.stage_id].upstream)
     facts = (output.get("summary") for stage in gates for output in stage.outputs.values())
-    judged = [(name, passed) for of in facts for name, passed in _judged_by(of) if name in others]
+    judged = [(name, rank) for of in facts for name, rank in _judged_by(of) if name in others]
     names = [name for name, _ in sorted(judged, key=lambda pair: pair[1])]
     return next(iter(names or others[-1:]), None)
 
 
-def _judged_by(facts: JSON) -> list[tuple[str, bool]]:
-    """Return what a verdict with these facts is about, and whether it passed."""
+def _judged_by(facts: JSON) -> list[tuple[str, int]]:
+    """Return what a verdict with these facts is about, and the place of what was decided in `_ORDER`."""
     if not isinstance(facts, Mapping):
         return []
     one, several = facts.get("selected") or facts.get("candidate"), facts.get("candidates")
     if isinstance(one, str):
-        return [(one, facts.get("decision") == Decision.PASSED)]
+        return [(one, _place(facts.get("decision")))]
     rows = [row for row in several if isinstance(row, Mapping)] if isinstance(several, list) else []
-    return [(str(row["candidate"]), row["decision"] == Decision.PASSED) for row in rows]
+    return [(str(row["candidate"]), _place(row["decision"])) for row in rows]
+
+
+def _place(decision: object) -> int:
+    return next((place for place, own in enumerate(_ORDER) if own == decision), 0)

@@ -116,7 +116,8 @@ def _pictures(
     compared: Compared, run: RunFinished, load: Load, ids: Sequence[str], words: Sequence[str]
 ) -> list[Block]:
     """Return pictures or texts of the samples; a table of their ids where the data set has neither, or is gone."""
-    listed = Table(("sample", "result"), tuple(zip(ids, words, strict=True)))
+    rows = tuple(zip(ids, words, strict=True))
+    listed = Table(("sample", "result"), rows) if any(words) else Table(("sample",), tuple((id_,) for id_ in ids))
     stage = next((stage for stage in run.stages if stage.stage_id == compared.data_stage), None)
     size = stage.outputs.get(compared.data_output, {}).get("size_bytes") if stage else None
     if not isinstance(size, int) or size > _MAX_DATA_BYTES:

@@ -17,6 +17,8 @@ LEFT_PX, RIGHT_PX, BOTTOM_PX = 56.0, 12.0, 44.0
 _LEGEND_PX = 20.0
 _CAP_PX = 3.0
 _MAX_POINTS = 400
+_MAX_LABELS = 12
+"""Of more points, those that a line goes through, and the only one of a series, alone have their names beside them."""
 NUM_COLORS = 8
 
 
@@ -32,7 +34,7 @@ def draw_plot(plot: Plot) -> Markup:
         *_axes(plot, x_scale, y_scale, top_px),
         *(_mark(mark, x_scale, y_scale, top_px) for mark in plot.marks),
         *(_draw(number, each, x_scale, y_scale) for number, each in enumerate(series)),
-        *_labels(plot, points, x_scale, y_scale, top_px),
+        *_labels(plot, _labelled(series), x_scale, y_scale, top_px),
     ]
     return picture(WIDTH_PX, HEIGHT_PX, describe(plot), legend, *parts)
 
@@ -165,8 +167,16 @@ def _error_bars(point: Point, x: float, y: float, x_scale: Scale, y_scale: Scale
         yield from (line(end, y - _CAP_PX, end, y + _CAP_PX, f"bar {color}") for end in (low, high))
 
 
+def _labelled(series: Sequence[Series]) -> list[Point]:
+    """Return the points whose names stand beside them; all names are in the points' titles."""
+    named = [(point, len(each.points) == 1) for each in series for point in each.points if point.label]
+    on_lines = {(point.x, point.y) for each in series if each.is_line for point in each.points}
+    has_room = len(named) <= _MAX_LABELS
+    return [point for point, is_alone in named if has_room or is_alone or (point.x, point.y) in on_lines]
+
+
 def _labels(plot: Plot, points: Sequence[Point], x_scale: Scale, y_scale: Scale, top_px: float) -> Iterator[Markup]:
-    named = [(x_scale(point.x), y_scale(point.y), shortened(point.label, 160)) for point in points if point.label]
+    named = [(x_scale(point.x), y_scale(point.y), shortened(point.label, 160)) for point in points]
     room = Box(LEFT_PX, top_px - 6, WIDTH_PX - 2, HEIGHT_PX - BOTTOM_PX)
     notes = [_note_box(mark, y_scale, top_px) for mark in plot.marks if mark.axis == "y"]
     for (x, y, content), placed in zip(named, place_labels(named, room, notes), strict=True):

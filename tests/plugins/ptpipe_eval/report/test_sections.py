@@ -228,6 +228,7 @@ def test_what_was_not_measured_has_no_section(classified):
         ({"candidate": "other"}, "other"),
         ([{"candidate": "other", "decision": "passed"}, {"candidate": "int8", "decision": "undecided"}], "int8"),
         ([{"candidate": "other", "decision": "refused"}, {"candidate": "int8", "decision": "refused"}], "other"),
+        ([{"candidate": "other", "decision": "undecided"}, {"candidate": "int8", "decision": "refused"}], "int8"),
         ({"selected": "other", "candidates": [{"candidate": "int8", "decision": "passed"}]}, "other"),
         ({"selected": "float", "candidates": [{"candidate": "int8", "decision": "passed"}]}, "int8"),
         ({"candidates": [{"candidate": "other", "decision": "passed"}, {"candidate": "int8", "decision": "refused"}]},

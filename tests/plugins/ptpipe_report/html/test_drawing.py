@@ -116,6 +116,22 @@ def test_a_confusion_colors_what_is_wrong_and_a_difference_what_got_worse():
     assert "a, b: +2" in drawn
 
 
+def test_of_many_points_those_on_a_line_and_the_only_one_of_a_series_are_labelled():
+    points = [Point(float(number), float(-number), label=f"n{number}") for number in range(13)]
+    front = Series("front", (Point(0.0, 0.0), Point(1.0, -1.0)), is_line=True)
+    few, many = (
+        str(
+            draw_plot(
+                Plot("t", "x", "y", (Series("base", (points[5],), False), Series("others", tuple(of), False), front))
+            )
+        )
+        for of in (points[:4], [*points[:5], *points[6:]])
+    )
+    assert [f">n{number}<" in few for number in range(6)] == [True, True, True, True, False, True]
+    assert [f">n{number}<" in many for number in range(13)] == [number in (0, 1, 5) for number in range(13)]
+    assert "n7 (7, -7)" in many, "the title of its point"
+
+
 def test_a_plot_in_words():
     points = (Point(1, 2.0), Point(3, 0.5))
     plot = Plot("Loss", "epoch", "loss", (Series("val", points), Series("dots", points[:1], is_line=False)))
