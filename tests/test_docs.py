@@ -16,9 +16,10 @@ import click
 import pytest
 from ruamel.yaml import YAML
 
-from ptpipe import ManifestError, load_plan
+from ptpipe import Context, ManifestError, load_plan
 from ptpipe.cli import cli
 from ptpipe.plan.vocabulary import load_vocabulary
+from ptpipe_data import TextConfig, load_text
 from ptpipe_train import TrainConfig
 from ptpipe_train.config_parallel import MODES_OF_OPTION
 
@@ -166,3 +167,15 @@ def test_the_files_of_the_guide_to_scripts_fit_each_other(tmp_path, monkeypatch)
     (tmp_path / "main.py").write_text("")
     with pytest.raises(ManifestError, match="has no function or class 'Net'"):
         load_plan(tmp_path / "m.yaml")
+
+
+def test_the_tokenizer_of_characters_in_the_guide_to_data(tmp_path, monkeypatch):
+    text = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
+    (code,) = [match[2] for match in BLOCK.finditer(text) if match[1] == "python" and "tokenizers" in match[2]]
+    monkeypatch.chdir(tmp_path)
+    Path("book.txt").write_text("grüne Bäume\n" * 40, encoding="utf-8")
+    exec(compile(code, "data.md", "exec"), {})
+    config = TextConfig(path="book.txt", task="language_modeling", tokenizer="characters.json", max_length=8)
+    data = load_text(config, Context("d", "data.text", 0, tmp_path))
+    (tokens,) = data.info.inputs.values()
+    assert tokens.vocabulary_sizes == (2 + len(set("grüne Bäume\n")),)
