@@ -59,7 +59,8 @@ class TextSizes:
                 case (length, int(num_outputs)) if length == tokens.length:
                     return cls(*facts, num_outputs, True, *rescaling)
         raise StageError(
-            f"{kind} takes texts (data.text) and returns numbers for each text or token; {info.name} has {signature}"
+            f"{kind} takes texts (one input of token ids: data.text, or `tokens` of data.arrays and data.python) and "
+            f"returns numbers for each text or token; {info.name} has {signature}"
         )
 
     @property
