@@ -12,7 +12,16 @@ from ptpipe.manifest.yaml import scalar
 from ptpipe.plan.vocabulary import Vocabulary
 from ptpipe.stage import Stage
 
-_REFERENCE = {"type": "string", "description": "a stage above, or one of its outputs: `calibrate.model`"}
+_REFERENCE = {"type": "string", "minLength": 1}
+_INPUTS = {
+    "type": ["string", "array"],
+    "description": "a stage above, or one of its outputs: `calibrate.model`; or a list of them",
+    "minLength": 1,
+    "items": _REFERENCE,
+    "minItems": 1,
+    "uniqueItems": True,
+}
+_INPUT = _INPUTS | {"description": "a stage above, or one of its outputs: `calibrate.model`", "maxItems": 1}
 
 
 def manifest_schema(vocabulary: Vocabulary) -> dict[str, Any]:
@@ -34,7 +43,7 @@ def manifest_schema(vocabulary: Vocabulary) -> dict[str, Any]:
             },
             "plugins": {
                 "type": "array",
-                "items": {"type": "string"},
+                "items": {"type": "string", "minLength": 1},
                 "description": "your own plugins: files (./prune.py, relative to this manifest) or module names",
             },
             "stages": {
@@ -47,6 +56,8 @@ def manifest_schema(vocabulary: Vocabulary) -> dict[str, Any]:
         },
         "$defs": {
             "stage": _stage_schema(vocabulary),
+            "input": _INPUT,
+            "inputs": _INPUTS,
             **{kind: _options(stage) for kind, stage in sorted(vocabulary.stages.items())},
         },
     }
@@ -61,10 +72,10 @@ def _stage_schema(vocabulary: Vocabulary) -> dict[str, Any]:
         "properties": {
             "uses": {"anyOf": [{"enum": kinds}, {"type": "string"}], "description": "the stage's kind"},
             "needs": {
-                "type": "object",
+                "type": ["object", "null"],
                 "description": "inputs by name; may be omitted where exactly one output above fits",
             },
-            "with": {"type": "object", "description": "options"},
+            "with": {"type": ["object", "null"], "description": "options"},
         },
         "allOf": [_rule(vocabulary.stages[kind]) for kind in kinds],
     }
@@ -77,22 +88,22 @@ def option_rows(stage: Stage[..., object]) -> list[dict[str, str]]:
 
 
 def _rule(stage: Stage[..., object]) -> dict[str, Any]:
-    ports = {
-        port.name: {"anyOf": [_REFERENCE, {"type": "array", "items": _REFERENCE}]} if port.several else _REFERENCE
-        for port in stage.inputs
-    }
-    needed = ["with"] if any(field.is_required() for field in stage.config_type.model_fields.values()) else []
+    ports = {port.name: {"$ref": f"#/$defs/{'inputs' if port.several else 'input'}"} for port in stage.inputs}
     return {
         "if": {"properties": {"uses": {"const": stage.kind}}, "required": ["uses"]},
         "then": {
-            "required": needed,
+            "required": ["with"] if _has_required(stage) else [],
             "description": stage.help,
             "properties": {
-                "needs": {"type": "object", "properties": ports, "additionalProperties": False},
+                "needs": {"properties": ports, "additionalProperties": False},
                 "with": {"$ref": f"#/$defs/{stage.kind}"},
             },
         },
     }
+
+
+def _has_required(stage: Stage[..., object]) -> bool:
+    return any(field.is_required() for field in stage.config_type.model_fields.values())
 
 
 def _options(stage: Stage[..., object]) -> dict[str, Any]:
@@ -100,6 +111,8 @@ def _options(stage: Stage[..., object]) -> dict[str, Any]:
     text = json.dumps(stage.config_type.model_json_schema())
     schema: dict[str, Any] = json.loads(text.replace('"#/$defs/', f'"#/$defs/{stage.kind}/$defs/'))
     schema["description"] = stage.help
+    if "type" in schema and not _has_required(stage):
+        schema["type"] = ["object", "null"]  # an empty `with:`
     return schema
 
 

@@ -43,6 +43,9 @@ def validator(project):
         "{all: {uses: toy.total, needs: {numbers: one}}}",
         "{gate: {uses: toy.gate, with: {least: 3, unsure_at: null}}}",
         "{other: {uses: acme.unknown, with: {anything: goes}}}",
+        "{other: {uses: acme.unknown, with: null, needs: null}}",
+        "{one: {uses: toy.make, with: null, needs: null}}",
+        "{sum: {uses: toy.add, needs: {a: [one], b: two}}}",
     ],
 )
 def test_good_stages_pass(validator, stages):
@@ -60,7 +63,15 @@ def test_good_stages_pass(validator, stages):
         ("{one: {uses: toy.make, with: {mode: quiet}}}", ["stages/one/with/mode"]),
         ("{sum: {uses: toy.add, needs: {c: one}}}", ["stages/sum/needs"]),
         ("{sum: {uses: toy.add, needs: {a: [one, two]}}}", ["stages/sum/needs/a"]),
+        ("{sum: {uses: toy.add, needs: {a: [], b: ''}}}", ["stages/sum/needs/a", "stages/sum/needs/b"]),
+        ("{all: {uses: toy.total, needs: {numbers: []}}}", ["stages/all/needs/numbers"]),
+        ("{all: {uses: toy.total, needs: {numbers: [one, one]}}}", ["stages/all/needs/numbers"]),
+        (
+            "{all: {uses: toy.total, needs: {numbers: [3, '']}}}",
+            ["stages/all/needs/numbers/0", "stages/all/needs/numbers/1"],
+        ),
         ("{gate: {uses: toy.gate}}", ["stages/gate"]),
+        ("{gate: {uses: toy.gate, with: null}}", ["stages/gate/with"]),
         ("{gate: {uses: toy.gate, with: {}}}", ["stages/gate/with"]),
         ("{One: {uses: toy.make}}", ["stages"]),
         ("{}", ["stages"]),
@@ -74,6 +85,7 @@ def test_the_top_is_checked(validator):
     good = "{one: {uses: toy.make}}"
     assert validator(good, name="a-b", seed=7, plugins=["./a.py"]) == []
     assert validator(good, name="a/b") == ["name"]
+    assert validator(good, plugins=[""]) == ["plugins/0"]
     assert validator(good, seed=-1) == ["seed"]
     assert validator(good, sede=1) == [""]
     assert validator(good, version=2) == ["version"]
