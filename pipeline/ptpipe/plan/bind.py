@@ -12,7 +12,7 @@ from ptpipe.artifact import JSON
 from ptpipe.config import StageConfig
 from ptpipe.errors import MAX_PROBLEMS, ExitCode, Location, ManifestError, Problem, Severity, nearest
 from ptpipe.manifest.manifest import Manifest, StageEntry
-from ptpipe.plan.hints import kind_hint
+from ptpipe.plan.hints import kind_hint, same_name_hint
 from ptpipe.plan.options import config_problems
 from ptpipe.plan.rules import hook_warnings, problems_of_sound_stages
 from ptpipe.plan.source_functions import functions_above, missing_files
@@ -308,6 +308,7 @@ class _Binder:
             message = f"{text!r} is ambiguous for {port.name}: {given}; name one, such as {stage_id}.{fitting[0].name}"
         else:
             message = f"{port.name} takes a {port.type.__name__}; {stage_id} ({stage.kind}) has {given}"
+            message += same_name_hint(port.type, (o.type for o in stage.outputs if output in ("", o.name)))
         self._complain(entry, message, *path)
         return None
 
@@ -337,7 +338,9 @@ class _Binder:
             message += f"name one, such as {add}"
         else:
             message = f"input {port.name}: no stage above has an output of type {port.type.__name__}"
-            message += self._later(entry, port) if self._is_reported() else ""
+            if self._is_reported():
+                above = (output.type for _, stage in self.candidates.stages for output in stage.outputs)
+                message += same_name_hint(port.type, above) or self._later(entry, port)
         self._complain(entry, message)
         return ()
 

@@ -1,12 +1,15 @@
-"""What a word that is no kind or option may have meant: by its parts, by its letters, by what help texts say."""
+"""What a wrong word may have meant: by its parts, by its letters, by what help texts say; and a class of one name."""
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from ptpipe.errors import nearest
+from ptpipe.plan.vocabulary import FILE_PREFIX
 from ptpipe.stage import Stage
 
 _MAX_LISTED = 3
@@ -72,3 +75,19 @@ def _ends(word: str, text: str) -> Iterator[int]:
     if len(letters) >= _MIN_LETTERS:
         pattern = rf"(?<![a-z0-9]){'[ _-]?'.join(letters)}(?![a-z0-9])"
         yield from (match.end() for match in re.finditer(pattern, text.lower()))
+
+
+def same_name_hint(wanted: type, given: Iterable[type]) -> str:
+    """Return what to do where a value is of another class of the wanted one's name; else nothing."""
+    other = next((each for each in given if each is not wanted and each.__name__ == wanted.__name__), None)
+    if other is None:
+        return ""
+    places = f"{_module_in_words(other)} and of {_module_in_words(wanted)}"
+    return f"; there are two classes {wanted.__name__}, of {places}: define it in one module that both import"
+
+
+def _module_in_words(type_: type) -> str:
+    """Return where a class is. A file that a manifest names is another module than the one that code imports."""
+    name = type_.__module__
+    file = getattr(sys.modules.get(name), "__file__", None)
+    return f"plugin {Path(file).name}" if name.startswith(FILE_PREFIX) and file else f"module {name}"

@@ -263,6 +263,29 @@ def test_a_kind_that_has_a_name_again_is_that_kind(project):
     assert project.plan()["two"].kind == "ours.take"
 
 
+TAKER = """
+from ptpipe import Context, StageConfig, Verdict, stage
+
+class Number(Verdict):
+    pass
+
+@stage("taker.take")
+def take(config: StageConfig, ctx: Context, given: Number) -> Verdict:
+    "Take."
+"""
+
+
+def test_a_class_of_the_same_name_in_another_plugin_is_explained(project):
+    (project.folder / "taker.py").write_text(TAKER)
+    hint = "; there are two classes Number, of plugin toy.py and of plugin taker.py: "
+    hint += "define it in one module that both import"
+    stages = "one: {uses: toy.make}\nnamed: {uses: taker.take, needs: {given: one}}\nfound: {uses: taker.take}"
+    assert problems_of(project, stages, head="plugins: [./toy.py, ./taker.py]") == [
+        f"5:44: named: given takes a Number; one (toy.make) has output: Number{hint}",
+        f"6:10: found: input given: no stage above has an output of type Number{hint}",
+    ]
+
+
 def test_an_overridden_option_is_told_as_such(project):
     project.write("one: {uses: toy.make}")
     with pytest.raises(ManifestError) as raised:

@@ -8,7 +8,7 @@ import pytest
 from pydantic import Field
 
 from ptpipe import Context, StageConfig, stage
-from ptpipe.plan.hints import kind_hint, option_hint
+from ptpipe.plan.hints import kind_hint, option_hint, same_name_hint
 
 from ..toy import Number
 
@@ -72,3 +72,11 @@ def test_kinds(kind: str, suggestion: str | None, more: str) -> None:
 )
 def test_options(option: str, suggestion: str | None) -> None:
     assert option_hint(option, TrainConfig) == suggestion
+
+
+def test_a_class_of_the_same_name_is_explained():
+    other = type("Number", (), {})
+    assert same_name_hint(Number, [str, Number]) == same_name_hint(Number, []) == ""
+    places = f"module {__name__} and of module {Number.__module__}"
+    expected = f"; there are two classes Number, of {places}: define it in one module that both import"
+    assert same_name_hint(Number, [str, other]) == expected
