@@ -197,6 +197,15 @@ def test_public_names_are_what_they_say_whatever_was_imported_before(before):
     subprocess.run([sys.executable, "-W", "error", "-c", before + code], check=True, capture_output=True)
 
 
+def test_mypy_knows_defaults_without_pydantics_plugin():
+    """In what plugin authors copy or construct: it takes a field whose default comes first for a required one."""
+    files = [ROOT / "pipeline" / "ptpipe" / "templates" / "plugin.py.txt", *ROOT.glob("examples/**/*.py")]
+    files += [path for path in SOURCES if path.is_relative_to(ROOT / "plugins" / "ptpipe_torch")]
+    calls = {path: re.findall(r"\bField\(\s*(?:(\w+)=)?", path.read_text(encoding="utf-8")) for path in files}
+    assert sum(map(len, calls.values())) > 10
+    assert [relative(path) for path, names in calls.items() if "" in names] == []
+
+
 def test_exit_codes_are_in_the_readme():
     table = README.read_text(encoding="utf-8").partition("## Exit codes")[2]
     named = {int(code) for row in re.findall(r"^\| ([\d, ]+) \|", table, re.MULTILINE) for code in row.split(",")}

@@ -11,8 +11,8 @@ from ptpipe_torch import Classification, Data, init_worker_group
 class ClassBalanceConfig(StageConfig):
     """Options of `gate.class_balance`."""
 
-    min_fraction: float = Field(0.01, gt=0, lt=1, description="smallest fraction of the samples that a class may have")
-    workers: int = Field(2, ge=1, le=64, description="processes that share the samples")
+    min_fraction: float = Field(default=0.01, gt=0, lt=1, description="least fraction of samples that a class may have")
+    workers: int = Field(default=2, ge=1, le=64, description="processes that share the samples")
 
 
 @stage("gate.class_balance", packages=("numpy", "torch"), workers=lambda config: config.workers)

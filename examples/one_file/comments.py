@@ -27,8 +27,8 @@ class CommentsConfig(StageConfig):
     """Options of `data.comments`."""
 
     path: str = Field(description="folder of Python files")
-    max_length: int = Field(80, ge=8, le=1000, description="bytes of a line; longer ones are cut off")
-    batch_size: int = Field(64, ge=1, le=65536, description="lines per batch")
+    max_length: int = Field(default=80, ge=8, le=1000, description="bytes of a line; longer ones are cut off")
+    batch_size: int = Field(default=64, ge=1, le=65536, description="lines per batch")
 
 
 def as_bytes(texts: Sequence[str], max_length: int) -> RaggedColumn:

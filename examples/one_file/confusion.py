@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from ptpipe import Artifact, Context, StageConfig, StageError, stage
 from ptpipe_torch import Predictions
@@ -38,8 +38,9 @@ class Table(Artifact):
 @stage("my.confusion")
 def confusion(config: StageConfig, ctx: Context, predictions: Predictions) -> Table:
     """Count how often each class is predicted for each label."""
-    names, counts_KK = (predictions.metrics.get(name) for name in ("class_names", "confusion"))
-    if not (isinstance(names, list) and isinstance(counts_KK, list)):
+    metrics: Mapping[str, Any] = predictions.metrics
+    if "confusion" not in metrics:
         raise StageError("my.confusion needs the predictions of a classification")
-    rows = [[str(name), *map(str, counts_K)] for name, counts_K in zip(names, counts_KK, strict=True)]
-    return Table([["label", *map(str, names)], *rows])
+    names, counts_KK = metrics["class_names"], metrics["confusion"]
+    rows = [[name, *map(str, counts_K)] for name, counts_K in zip(names, counts_KK, strict=True)]
+    return Table([["label", *names], *rows])

@@ -11,7 +11,7 @@ from ptpipe_torch import Model
 class PruneConfig(StageConfig):
     """Options of `my.prune`."""
 
-    amount: float = Field(0.3, gt=0, lt=1, description="fraction of the weights that are set to zero, in every layer")
+    amount: float = Field(default=0.3, gt=0, lt=1, description="fraction of the weights of each layer that become zero")
 
 
 @stage("my.prune", packages=("torch",))

@@ -1,6 +1,8 @@
 """Run with `pytest`."""
 # ruff: noqa: D103  # a test says what it is in its name
 
+from typing import Any
+
 import numpy as np
 import pytest
 from confusion import confusion
@@ -12,7 +14,7 @@ from ptpipe_torch import Predictions
 pytest_plugins = ["ptpipe.testing"]
 
 
-def predictions(**metrics: object) -> Predictions:
+def predictions(**metrics: Any) -> Predictions:
     return Predictions(np.array(["a"]), {"prediction": np.array([0])}, metrics)
 
 

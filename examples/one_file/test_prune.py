@@ -16,7 +16,7 @@ pytest_plugins = ["ptpipe.testing"]
 
 
 @builder
-def one_layer() -> nn.Module:
+def one_layer() -> nn.Sequential:
     return nn.Sequential(nn.Flatten(), nn.Linear(4, 2, bias=False))
 
 

@@ -102,8 +102,8 @@ class TurnedColumn(Column):
 class TurnedDigitsConfig(StageConfig):
     """Options of `data.turned_digits`."""
 
-    num_images: int = Field(1500, ge=20, le=100_000, description="number of images of all splits together")
-    batch_size: int = Field(64, ge=1, le=65536, description="images per batch")
+    num_images: int = Field(default=1500, ge=20, le=100_000, description="number of images of all splits together")
+    batch_size: int = Field(default=64, ge=1, le=65536, description="images per batch")
 
 
 @stage("data.turned_digits", packages=("numpy", "pillow", "scikit-learn"))

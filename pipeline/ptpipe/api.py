@@ -6,8 +6,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar, overload
 
-from ptpipe.artifact import JSON, Artifact
+from ptpipe.artifact import Artifact
 from ptpipe.errors import ExitCode, UsageError
 from ptpipe.events import Event, StageFinished
 from ptpipe.execution.engine import RunOptions, execute, source_digests
@@ -15,6 +16,7 @@ from ptpipe.execution.process_state import process_state_restored
 from ptpipe.manifest.manifest import from_content, load
 from ptpipe.plan.bind import Plan, bind
 from ptpipe.plan.cache_status import CacheStatus, cache_statuses
+from ptpipe.plan.hints import same_name_hint
 from ptpipe.plan.keys import compute_keys
 from ptpipe.plan.vocabulary import load_vocabulary
 from ptpipe.reporter import Reporter
@@ -22,6 +24,7 @@ from ptpipe.store.store import Store
 
 DEFAULT_ARTIFACTS = Path("artifacts")
 _NO_PLUGIN = "no loaded plugin runs a manifest on several nodes"
+ArtifactT = TypeVar("ArtifactT", bound=Artifact)
 
 
 @dataclass(frozen=True)
@@ -39,24 +42,34 @@ class RunResult:
     plan: Plan
     store: Store
 
-    def artifact(self, stage_id: str, output: str | None = None) -> Artifact:
+    @overload
+    def artifact(self, stage_id: str, output: str | None = None) -> Artifact: ...
+
+    @overload
+    def artifact(self, stage_id: str, output: str | None = None, *, type: type[ArtifactT]) -> ArtifactT: ...
+
+    def artifact(self, stage_id: str, output: str | None = None, *, type: type[Artifact] = Artifact) -> Artifact:
         """Load a stage's output from the store.
 
-        `stage_id`: as in the manifest. `output`: its name; may be left out if the stage has only one.
-        Raises KeyError if the stage does not exist or produced no such output, IntegrityError if the stored bytes
-        were altered.
+        `stage_id`: as in the manifest. `output`: its name; may be left out if the stage has only one. `type`: the class
+        that the caller takes it for, which type checkers then know.
+        Raises KeyError if the stage does not exist or produced no such output, TypeError if it is not of that class,
+        IntegrityError if the stored bytes were altered.
         """
         outputs = self.stages[stage_id].outputs
         name = output or next(iter(outputs), "")
         if output is None and len(outputs) != 1:
             raise KeyError(f"{stage_id} has outputs {', '.join(outputs) or 'none'}: name one")
         types = {port.name: port.type for port in self.plan[stage_id].stage.outputs}
+        if not issubclass(types[name], type):
+            hint = same_name_hint(type, [types[name]])
+            raise TypeError(f"{name} of {stage_id} is a {types[name].__name__}, not a {type.__name__}{hint}")
         with self.plan.vocabulary.importable():
             artifact = self.store.get(str(outputs[name]["digest"]), types[name])
             return artifact.with_source_functions(self.plan.source_functions[stage_id])
 
 
-def load_plan(manifest: Path | str | Plan | Mapping[str, JSON], overrides: Mapping[str, JSON] | None = None) -> Plan:
+def load_plan(manifest: Path | str | Plan | Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> Plan:
     """Read a manifest, apply overrides and bind it to the loaded plugins. Runs no stage, writes nothing.
 
     The plugins that the manifest names are loaded, which executes their code; the calling process is left as `run`
@@ -71,7 +84,7 @@ def load_plan(manifest: Path | str | Plan | Mapping[str, JSON], overrides: Mappi
         return bound_plan(manifest, overrides)
 
 
-def bound_plan(manifest: Path | str | Plan | Mapping[str, JSON], overrides: Mapping[str, JSON] | None = None) -> Plan:
+def bound_plan(manifest: Path | str | Plan | Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> Plan:
     """Do as `load_plan`, and leave the folders of plugins on the path, where these find the files beside them."""
     if isinstance(manifest, Plan):
         return bind(manifest.manifest.overridden_by(overrides), manifest.vocabulary) if overrides else manifest
@@ -98,8 +111,8 @@ def cache_status(
 
 
 def run(
-    manifest: Path | str | Plan | Mapping[str, JSON],
-    overrides: Mapping[str, JSON] | None = None,
+    manifest: Path | str | Plan | Mapping[str, Any],
+    overrides: Mapping[str, Any] | None = None,
     *,
     artifacts: Path | str = DEFAULT_ARTIFACTS,
     options: RunOptions = RunOptions(),  # noqa: B008  # frozen
@@ -131,7 +144,7 @@ def run(
 
 def join_run(
     manifest: Path | str | Plan,
-    overrides: Mapping[str, JSON] | None = None,
+    overrides: Mapping[str, Any] | None = None,
     *,
     artifacts: Path | str = DEFAULT_ARTIFACTS,
     options: RunOptions,

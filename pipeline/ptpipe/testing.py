@@ -205,7 +205,7 @@ class RunManifest(Protocol):
     """
 
     def __call__(
-        self, manifest: Path | str, overrides: Mapping[str, JSON] | None = None, artifacts: Path | str | None = None
+        self, manifest: Path | str, overrides: Mapping[str, Any] | None = None, artifacts: Path | str | None = None
     ) -> GatedRun:
         """Run it, and return the ended run. Raises ManifestError where it is wrong."""
 
@@ -215,7 +215,7 @@ def ptpipe_run() -> RunManifest:
     """A function that runs a manifest: `ptpipe_run("m.yaml", {"finetune.lr": 0.001}).assert_passed("accuracy")`."""
 
     def run_manifest(
-        manifest: Path | str, overrides: Mapping[str, JSON] | None = None, artifacts: Path | str | None = None
+        manifest: Path | str, overrides: Mapping[str, Any] | None = None, artifacts: Path | str | None = None
     ) -> GatedRun:
         folder = artifacts or os.environ.get("PTPIPE_ARTIFACTS") or DEFAULT_ARTIFACTS
         result = GatedRun(**vars(run(manifest, overrides, artifacts=folder)))

@@ -27,7 +27,9 @@ def test_a_run_gives_a_typed_result(project):
     assert result.stages["sum"].outcome is Outcome.DONE
     assert result.artifact("sum").value == 16
     assert result.artifact("pair", "low").value == 2
-    assert result.artifact("pair", "high").value == 4
+    assert result.artifact("pair", "high", type=ptpipe.Artifact).value == 4
+    with pytest.raises(TypeError, match=r"high of pair is a Number, not a Verdict$"):
+        result.artifact("pair", "high", type=ptpipe.Verdict)
 
 
 def test_an_artifact_that_is_not_there(project):

@@ -63,7 +63,7 @@ class _Loader(_Part):
     batch_size: int = Field(ge=1, le=1_000_000)
     augment: tuple[str, ...]
     batch_by_length: bool = False
-    shuffle_buffer: int | None = Field(None, ge=1)
+    shuffle_buffer: int | None = Field(default=None, ge=1)
 
 
 class _Column(_Part):
@@ -72,9 +72,9 @@ class _Column(_Part):
     size: StoredSize = 1
     resize: StoredSide | None = 1
     channels: Literal[1, 3] = 3
-    max_pixels: int = Field(1, ge=1)
-    padding: int = Field(0, ge=-(1 << 63), lt=1 << 63)
-    length: int | None = Field(None, ge=1, le=MAX_LENGTH)
+    max_pixels: int = Field(default=1, ge=1)
+    padding: int = Field(default=0, ge=-(1 << 63), lt=1 << 63)
+    length: int | None = Field(default=None, ge=1, le=MAX_LENGTH)
     shards: tuple[Shard, ...] = ()
     format: AnyFormat | None = None
 

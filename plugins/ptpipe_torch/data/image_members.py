@@ -28,7 +28,7 @@ class ImageMembers(MemberFormat):
     size: StoredSize
     resize: StoredSide | None
     channels: Literal[1, 3] = 3
-    max_pixels: int = Field(MAX_PIXELS, ge=1)
+    max_pixels: int = Field(default=MAX_PIXELS, ge=1)
 
     def decode(self, members: Iterable[Member], num_rows: int) -> npt.NDArray[np.uint8]:
         decoder = ImageDecoder(self.size, self.resize, self.channels, self.max_pixels)

@@ -105,7 +105,7 @@ class RaggedMembers(MemberFormat):
     kind: Literal["ragged"] = "ragged"
     dtype: DType
     padding: int
-    length: PositiveInt | None = Field(None, le=MAX_LENGTH)
+    length: PositiveInt | None = Field(default=None, le=MAX_LENGTH)
 
     def lengths(self, sizes_N: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         bytes_N = np.maximum(0, sizes_N - len(npy_header(self.dtype, (0,))))

@@ -32,7 +32,7 @@ class TokensInfo(ColumnInfo):
     """The id of padding, which no token of a text has."""
     padding: Literal["longest", "max_length"] = "longest"
     """What a batch is padded to: its longest text, or `max_length`."""
-    tokenizer_sha256: str = Field("", pattern="^([0-9a-f]{64})?$")
+    tokenizer_sha256: str = Field(default="", pattern="^([0-9a-f]{64})?$")
     """Of the `tokenizer.json` that made the ids, without its truncation and padding; empty where none did."""
 
     @model_validator(mode="after")

@@ -31,9 +31,9 @@ _MAX_NAMED = 10
 class Classification(ClassTask):
     """Networks return `logits`, float32 (B, K); the target is `labels`, int64 (B,), numbers of classes."""
 
-    label_smoothing: float = Field(0.0, ge=0, lt=1)
+    label_smoothing: float = Field(default=0.0, ge=0, lt=1)
     """Fraction of each label that the loss spreads over all classes (Szegedy et al., 2015, section 7)."""
-    focal_gamma: float = Field(0.0, ge=0)
+    focal_gamma: float = Field(default=0.0, ge=0)
     """Exponent of the focal loss, (1 - p)^gamma times the loss, p: probability of the label (Lin et al., 2017)."""
     positive_class: str | None = None
     """The class to find, whose F1 is the primary metric; None: the primary metric is accuracy."""

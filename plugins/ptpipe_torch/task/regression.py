@@ -69,13 +69,13 @@ class Regression(Task):
     std: tuple[Annotated[float, Field(gt=0)], ...]
     positions: tuple[PositiveInt, ...] = ()
     """The shape that each target has in a sample: (H, W) of a map; empty: it is one number."""
-    data_range: float | None = Field(None, gt=0)
+    data_range: float | None = Field(default=None, gt=0)
     """Difference of the largest and the smallest value that targets can have; given, `psnr_db` is the primary metric.
 
     As in torchmetrics and scikit-image.
     """
     loss: Literal["mse", "mae", "huber"] = "mse"
-    huber_delta: float = Field(1.0, gt=0)
+    huber_delta: float = Field(default=1.0, gt=0)
     """Where `huber` turns from squares to absolute values, in standard deviations (Huber, 1964)."""
 
     @model_validator(mode="after")

@@ -63,7 +63,7 @@ class Segmentation(ClassTask):
 
     class_names: tuple[str, ...] = Field(min_length=1, max_length=255)
     shape_HW: tuple[PositiveInt, PositiveInt]
-    ignore: NonNegativeInt = Field(255, le=255)
+    ignore: NonNegativeInt = Field(default=255, le=255)
     """The number in masks of pixels that don't count.
 
     It may be that of a class: no IoU is of it, and where the network predicts it, the pixel's class is missed.

@@ -27,10 +27,10 @@ class PhotoPatchesConfig(StageConfig):
     """Options of `data.photo_patches`."""
 
     photos: tuple[str, ...] = Field(
-        (), description="image files, each a class; left out: the two photographs that scikit-learn brings along"
+        default=(), description="image files, each a class; left out: the two photographs that scikit-learn brings"
     )
-    size: int = Field(16, ge=4, le=64, description="edge of a patch in pixels")
-    batch_size: int = Field(64, ge=1, description="patches in a batch")
+    size: int = Field(default=16, ge=4, le=64, description="edge of a patch in pixels")
+    batch_size: int = Field(default=64, ge=1, description="patches in a batch")
 
     @field_validator("photos")
     @classmethod

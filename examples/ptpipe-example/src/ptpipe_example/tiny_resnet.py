@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 class TinyResnetConfig(StageConfig):
     """Options of `model.tiny_resnet`."""
 
-    width: int = Field(16, ge=1, le=512, description="channels of the first block; each further one has twice as many")
-    num_blocks: int = Field(2, ge=1, le=5, description="residual blocks; all but the first halve the image")
+    width: int = Field(default=16, ge=1, le=512, description="channels of the first block, doubled by each further one")
+    num_blocks: int = Field(default=2, ge=1, le=5, description="residual blocks; all but the first halve the image")
 
 
 @builder
