@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import unicodedata
+from typing import Self
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import BaseModel, ValidationError, model_validator
 
 from ptpipe import one_line
+from ptpipe.printable import first_line
 
 ANY_TEXT = st.text(st.characters(categories=None))  # lone surrogates and control characters too
 
@@ -47,3 +50,39 @@ def test_what_a_reader_cannot_see_is_escaped(text, line) -> None:
 
 def test_a_long_text_takes_linear_time() -> None:
     assert len(one_line((" " * 1000 + "\x1b") * 1000)) == 1_004_000
+
+
+class MuteError(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+
+def test_the_first_line_of_any_error() -> None:
+    assert first_line(ValueError(" one\n two")) == "one"
+    assert first_line(ValueError()) == ""
+    assert first_line(MuteError()) == "<its __str__ raised ValueError>"
+
+
+class Point(BaseModel):
+    place: tuple[int, ...] = ()
+    weight: float
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        raise ValueError("no such point\nin space")
+
+
+def test_the_reason_is_in_the_line_where_a_class_puts_it_below_the_first() -> None:
+    with pytest.raises(ValidationError) as raised:
+        Point.model_validate({"place": ["x", "y"]})
+    bad = "Input should be a valid integer, unable to parse string as an integer"
+    assert first_line(raised.value) == f"Point: place: 0: {bad}; place: 1: {bad}; weight: Field required"
+    with pytest.raises(ValidationError) as raised:
+        Point.model_validate({"place": "abcd", "weight": 1})
+    assert first_line(raised.value) == "Point: place: Input should be a valid tuple"
+    with pytest.raises(ValidationError) as raised:
+        Point.model_validate({"place": [*"abcde"], "weight": 1})
+    assert first_line(raised.value).endswith(f"; place: 2: {bad}; and 2 more")
+    with pytest.raises(ValidationError) as raised:
+        Point(weight=1)
+    assert first_line(raised.value) == "Point: no such point"

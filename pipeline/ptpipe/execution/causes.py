@@ -8,6 +8,7 @@ from ptpipe.errors import PtpipeError
 from ptpipe.plan.bind import Plan, PlannedStage
 from ptpipe.plan.source_functions import functions_above
 from ptpipe.plan.vocabulary import own_frames
+from ptpipe.printable import first_line
 
 _FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 
@@ -22,7 +23,7 @@ def frames(plan: Plan, stage: PlannedStage, error: BaseException) -> tuple[str, 
 
 def cause(error: BaseException) -> str:
     """Return the error in one line."""
-    text = str(error).strip().partition("\n")[0]
+    text = first_line(error)
     if isinstance(error, OSError) and error.errno in _FULL_DISK:
         return f"the disk is full: {text}"
     if isinstance(error, PtpipeError):

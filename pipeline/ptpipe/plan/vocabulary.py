@@ -23,6 +23,7 @@ from ptpipe import hookspecs
 from ptpipe.errors import MAX_PROBLEMS, ExitCode, Location, Problem, Terminated, nearest
 from ptpipe.manifest.manifest import is_file_name
 from ptpipe.plan.module_files import ImportLog
+from ptpipe.printable import first_line
 from ptpipe.stage import Stage
 
 if TYPE_CHECKING:
@@ -339,7 +340,7 @@ def call_each(manager: pluggy.PluginManager, hook: str, **arguments: object) -> 
 
 def describe_error(error: BaseException) -> str:
     """Return a plugin's error in one line, with the line of the plugin's code that raised it."""
-    text = str(error).strip().partition("\n")[0]
+    text = first_line(error)
     if isinstance(error, SyntaxError) and error.filename:
         return f"{type(error).__name__}: {error.msg or text} ({Path(error.filename).name}:{error.lineno})"
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_ours(frame.filename)]

@@ -145,6 +145,10 @@ STAGE = "@stage('a.b')\ndef b(config: Options, ctx: Context) -> Artifact: ..."
             "PluginValidationError: unknown hook 'ptpipe_stagse' in plugin",
         ),
         (
+            "from ptpipe import hookimpl\n@hookimpl\ndef ptpipe_check(plan, extra): ...",
+            "hookimpl definition: ptpipe_check(plan, extra); Argument(s) {'extra'} are declared in the hookimpl but",
+        ),
+        (
             "from ptpipe import hookimpl\n@hookimpl\ndef ptpipe_stages():\n  return [len]",
             "TypeError: ptpipe_stages() offered <built-in function len>, which is not made by @stage",
         ),
