@@ -671,6 +671,13 @@ def test_init_writes_a_plugin(run_cli, tmp_path):
     assert "channels of the convolution" in run_cli("stages", "model.my_net", "--plugin", "./my_net.py").out
 
 
+def test_init_refuses_to_hide_what_is_installed(run_cli, tmp_path):
+    ended = run_cli("init", "--plugin", "Click")
+    assert ended.code == ExitCode.USAGE
+    assert "click is installed here, and click.py would be imported in its place: choose another name" in ended.err
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("name", ["", "3d", "class", "json", "_net", "-"])
 def test_init_refuses_what_cannot_name_a_module(run_cli, tmp_path, name):
     ended = run_cli("init", "--plugin", name)

@@ -6,6 +6,7 @@ import keyword
 import re
 import sys
 from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 
 import click
@@ -30,6 +31,12 @@ def init(path: Path | None, plugin: str | None, force: bool) -> None:
     if not module[:1].isalpha() or keyword.iskeyword(module) or module in sys.stdlib_module_names:
         raise click.BadParameter(f"{plugin!r} can't name a Python module of your own", param_hint="--plugin")
     folder = path or Path()
+    installed = find_spec(module)
+    if installed and installed.origin and Path(installed.origin).resolve().parent != folder.resolve():
+        message = (
+            f"{module} is installed here, and {folder / module}.py would be imported in its place: choose another name"
+        )
+        raise click.BadParameter(message, param_hint="--plugin")
     plugin_file, test_file = folder / f"{module}.py", folder / f"test_{module}.py"
     contents = {plugin_file: "plugin.py.txt", test_file: "test_plugin.py.txt"}
     _write({target: _filled(template, module=module) for target, template in contents.items()}, force)
