@@ -202,3 +202,14 @@ def test_the_site_has_every_public_name(site, name):
     public = public_names(importlib.import_module(name))
     assert len(public) > 5
     assert [each for each in public if each not in shown] == []
+
+
+def test_the_site_has_every_field_of_a_public_class(site):
+    text = (site / "reference" / "ptpipe_torch.html").read_text(encoding="utf-8")
+    module = importlib.import_module("ptpipe_torch")
+    models = {name: each for name in public_names(module) if hasattr(each := getattr(module, name), "model_fields")}
+    bases = {name: [base.__name__ for base in model.__mro__] for name, model in models.items()}
+    fields = [(name, field) for name, model in models.items() for field in model.model_fields]
+    assert ("Classification", "class_names") in fields
+    shown = [(name, field) for name, field in fields if any(f'"ptpipe_torch.{b}.{field}"' in text for b in bases[name])]
+    assert sorted({*fields} - {*shown}) == []

@@ -15,6 +15,7 @@ class ClassTask(Task):
     """A task of named classes, K of them."""
 
     class_names: tuple[str, ...] = Field(min_length=1)
+    """By class, in the order of their numbers."""
     class_weights: tuple[Annotated[float, Field(ge=0)], ...] = ()
     """What the loss of a target is multiplied by, by its class; empty: 1. The mean is over targets, not weights."""
 

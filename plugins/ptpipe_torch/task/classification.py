@@ -29,7 +29,10 @@ _MAX_NAMED = 10
 
 
 class Classification(ClassTask):
-    """Networks return `logits`, float32 (B, K); the target is `labels`, int64 (B,), numbers of classes."""
+    """Networks return `logits`, float32 (B, K); the target is `labels`, int64 (B,), numbers of classes.
+
+    `Classification(class_names=("cat", "dog"))`: as in all tasks and facts of columns, fields are given by name.
+    """
 
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
     """Fraction of each label that the loss spreads over all classes (Szegedy et al., 2015, section 7)."""
