@@ -280,7 +280,10 @@ class SegmentationFolderConfig(ImageConfig):
     values: tuple[PixelValue, ...] = Field(
         (), description="the pixel value of each class, as [0, 255] of black and white masks; empty: 0, 1, 2, ..."
     )
-    ignore: Ignore = 255
+    ignore: PixelValue | None = Field(
+        None,
+        description="value of mask pixels that don't count, in training or in metrics; none: 255 where no class has it",
+    )
     class_weights: Literal["none", "balanced"] = Field(
         "none", description="balanced: weight pixels' losses in inverse proportion to how often train has their class"
     )
@@ -305,6 +308,11 @@ class SegmentationFolderConfig(ImageConfig):
         for value in self.values:
             if self.values.count(value) > 1:
                 raise ValueError(f"values: {value} is the value of two classes")
-        if self.ignore in self.values and "ignore" in self.model_fields_set:
+        if self.ignore in self.values:
             raise ValueError(f"ignore: {self.ignore} is among values; a class that is ignored needs no name")
         return self
+
+    @property
+    def ignored_value(self) -> int | None:
+        """The value of mask pixels that don't count; None where 255 is a class's."""
+        return (None if 255 in self.values else 255) if self.ignore is None else self.ignore

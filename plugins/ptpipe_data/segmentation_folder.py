@@ -62,8 +62,10 @@ def load_segmentation_folder(config: SegmentationFolderConfig, ctx: Context) -> 
 
 def _ignored_number(config: SegmentationFolderConfig) -> int:
     """Return what pixels that don't count have in place of a class's number."""
-    is_number = bool(config.values) and config.ignore < len(config.class_names)
-    return 255 if is_number else config.ignore  # there are at most 255 classes
+    ignored = config.ignored_value
+    if ignored is None or (config.values and ignored < len(config.class_names)):
+        return 255  # there are at most 255 classes
+    return ignored
 
 
 def _pairs(folder: Path, ctx: Context) -> list[tuple[Path, Path]]:
@@ -146,12 +148,12 @@ class _Reader:
 
     def _classes(self, mask_HW: npt.NDArray[np.uint8], path: Path) -> npt.NDArray[np.uint8]:
         """Return the number of each pixel's class, or what is ignored."""
-        values, ignore = self.config.values, self.config.ignore
+        values, ignore = self.config.values, self.config.ignored_value
         known = values or range(len(self.config.class_names))
         wrong = [int(value) for value in np.unique(mask_HW) if value not in known and value != ignore]
         if wrong:
             numbered = f"have the values {list(values)}" if values else f"are numbered 0 to {known[-1]}"
-            also = "" if ignore in values else f", and {ignore} is ignored (option `ignore`)"
+            also = "" if ignore is None else f", and {ignore} is ignored (option `ignore`)"
             remedy = "" if values else "; option `values` gives classes other values"
             raise StageError(f"{path} has pixels of {wrong[0]}; classes {numbered}{also}{remedy}")
         if not values:

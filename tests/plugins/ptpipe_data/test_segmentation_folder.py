@@ -11,8 +11,11 @@ from PIL import Image
 
 import ptpipe_data as front
 from ptpipe import Context, StageError
+from ptpipe.testing import Bench
 from ptpipe_data.config import SegmentationFolderConfig
 from ptpipe_torch import Data, Resizing
+
+pytest_plugins = ["ptpipe.testing"]
 
 NAMES = ("sky", "road", "car")
 SIDE = 16
@@ -150,6 +153,14 @@ def test_values_of_classes(load, folder: Path) -> None:
         load(class_names=("ok", "scratch"), values=(0, 255))
     with pytest.raises(StageError, match=r"pixels of 128; classes have the values \[0, 255\], and 7 is ignored"):
         load(class_names=("ok", "scratch"), values=(0, 255), ignore=7)
+
+
+def test_black_and_white_masks(bench: Bench, folder: Path) -> None:
+    write_masks(folder, 0, 255, 255)
+    options = {"path": str(folder), "class_names": ["ok", "scratch"], "values": [0, 255]}
+    data = bench.run(front.load_segmentation_folder, options)
+    assert set(np.unique(data.splits["train"].targets["masks"].values())) == {0, 1}
+    assert data.info.task.ignore == 255
 
 
 @pytest.mark.parametrize(
