@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import islice
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from ptpipe.printable import one_line
 
@@ -97,6 +97,17 @@ class PtpipeError(Exception):
     """Base of all errors that ptpipe raises deliberately; the text is one line for the user."""
 
     exit_code = ExitCode.FAILED
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # By its content: `__init__` of a subclass may take other arguments than the text.
+        return _restored, (type(self), self.args, self.__dict__)
+
+
+def _restored(type_: type[PtpipeError], arguments: tuple[object, ...], attributes: dict[str, object]) -> PtpipeError:
+    """Return a pickled error."""
+    error = type_.__new__(type_, *arguments)
+    error.__dict__.update(attributes)
+    return error
 
 
 class ManifestError(PtpipeError, ValueError):

@@ -37,7 +37,7 @@ class UnsupportedOperatorsError(StageError):
 
     def __init__(self, message: str, *, reasons: Mapping[str, str] = MappingProxyType({})) -> None:
         super().__init__(message)
-        self.reasons = reasons
+        self.reasons = dict(reasons)
         """Sentences by the operators' names in the traced network."""
 
 

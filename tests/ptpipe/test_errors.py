@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 
 from ptpipe import ExitCode, IntegrityError, Location, ManifestError, Problem, PtpipeError, StageError
@@ -59,6 +61,31 @@ def test_the_tree_of_errors():
         assert issubclass(users_mistake, ValueError)
         assert issubclass(users_mistake, PtpipeError)
     assert not issubclass(Terminated, Exception), "no stage may swallow it by accident"
+
+
+class OwnError(StageError):
+    """Of a plugin, with a constructor of its own."""
+
+    def __init__(self, layer, *, reason):
+        super().__init__(f"{layer}: {reason}")
+        self.layer = layer
+
+
+def subclasses(type_):
+    return [type_, *(inner for each in type_.__subclasses__() for inner in subclasses(each))]
+
+
+def test_every_error_can_go_to_another_process():
+    errors = [ManifestError([Problem("a", Location("m.yaml", 1, 2), "b")] * 200), OwnError("conv1", reason="no")]
+    ours = [type_ for type_ in subclasses(PtpipeError) if type_.__module__ == "ptpipe.errors"]
+    errors += [type_("one line") for type_ in ours if type_ is not ManifestError]
+    assert len(errors) == 6
+    errors[0].add_note("a note")
+    for error in errors:
+        copy = pickle.loads(pickle.dumps(error))
+        assert type(copy) is type(error)
+        assert (str(copy), copy.args, vars(copy)) == (str(error), error.args, vars(error))
+        assert copy.exit_code is error.exit_code
 
 
 def test_nearest():
