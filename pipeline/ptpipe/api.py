@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, overload
@@ -37,10 +37,10 @@ class RunResult:
     """Wall time."""
     folder: Path
     """The run's record, log and reports."""
-    stages: Mapping[str, StageFinished]
+    stages: Mapping[str, StageFinished] = field(repr=False)  # a notebook shows a result, which is to be short
     """By stage id, in run order."""
-    plan: Plan
-    store: Store
+    plan: Plan = field(repr=False)
+    store: Store = field(repr=False)
 
     @overload
     def artifact(self, stage_id: str, output: str | None = None) -> Artifact: ...

@@ -86,6 +86,11 @@ class Verdict(Artifact):
     fail_undecided: bool = False
     """Whether `UNDECIDED` ends the run with exit code 4; otherwise it passes."""
 
+    def __post_init__(self) -> None:
+        for name, type_ in (("decision", Decision), ("reason", str), ("facts", Mapping), ("fail_undecided", bool)):
+            if not isinstance(value := getattr(self, name), type_):
+                raise TypeError(f"a verdict's {name} is a {type_.__name__}, not {value!r:.80}")
+
     def save(self, folder: Path) -> None:
         (folder / "verdict.json").write_text(json.dumps(asdict(self), indent=1), encoding="utf-8")
 

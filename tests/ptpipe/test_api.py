@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import ptpipe
@@ -30,6 +32,25 @@ def test_a_run_gives_a_typed_result(project):
     assert result.artifact("pair", "high", type=ptpipe.Artifact).value == 4
     with pytest.raises(TypeError, match=r"high of pair is a Number, not a Verdict$"):
         result.artifact("pair", "high", type=ptpipe.Verdict)
+
+
+def test_a_result_is_shown_on_one_short_line(project):
+    project.write(STAGES)
+    assert re.fullmatch(r"RunResult\(run_id='[^']+', exit_code=<ExitCode.DONE: 0>, [^,]+, [^,]+\)", repr(project.run()))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"one.value": np.int64(3)}, r"-s one.value: the value, of type int64, is not JSON \(.*\); say int\(...\)"),
+        ({3: 3}, "-s 3: it is no text"),
+        (["one.value=3"], "overrides are a mapping, {'STAGE.OPTION': value}, not a list"),
+    ],
+)
+def test_overrides_that_are_no_json(project, overrides, message):
+    project.write(STAGES)
+    with pytest.raises(ManifestError, match=f"^{message}$"):
+        project.plan(overrides)
 
 
 def test_an_artifact_that_is_not_there(project):

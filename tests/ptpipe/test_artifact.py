@@ -25,6 +25,20 @@ def test_facts_stand_beside_the_decision_and_do_not_replace_it():
     }
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"decision": "passed"}, "a verdict's decision is a Decision, not 'passed'"),
+        ({"reason": None}, "a verdict's reason is a str, not None"),
+        ({"facts": [1]}, r"a verdict's facts is a Mapping, not \[1\]"),
+        ({"fail_undecided": "no"}, "a verdict's fail_undecided is a bool, not 'no'"),
+    ],
+)
+def test_a_verdict_of_other_types_is_refused_where_it_is_made(given, message):
+    with pytest.raises(TypeError, match=message):
+        Verdict(**{"decision": Decision.PASSED, "reason": "good", **given})
+
+
 def test_an_artifact_must_save_and_load():
     class Half(Artifact):
         def save(self, folder):

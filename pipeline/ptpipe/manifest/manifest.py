@@ -63,9 +63,11 @@ class Manifest:
     def overridden_by(self, overrides: Mapping[str, JSON]) -> Manifest:
         """Return the manifest with options replaced: `{"finetune.lr": 0.001, "seed": 3}`.
 
-        Raises ManifestError for a name that is neither `seed` nor `STAGE.OPTION`.
+        Raises ManifestError for a name that is neither `seed` nor `STAGE.OPTION`, and for a value that is not JSON.
         """
-        problems: list[Problem] = []
+        problems = _strange_overrides(overrides)
+        if problems:
+            raise ManifestError(problems)
         written = {entry.id: entry.options for entry in self.stages}
         options: dict[str, dict[str, Any]] = {}
         seed = self.seed
@@ -90,6 +92,20 @@ class Manifest:
             raise ManifestError(problems)
         stages = tuple(replace(entry, options=options.get(entry.id, entry.options)) for entry in self.stages)
         return replace(self, seed=seed, stages=stages, overrides={**self.overrides, **overrides})
+
+
+def _strange_overrides(overrides: object) -> list[Problem]:
+    """Return what no manifest could have: a program may give anything."""
+    if not isinstance(overrides, Mapping):
+        return [Problem(f"overrides are a mapping, {{'STAGE.OPTION': value}}, not a {type(overrides).__name__}")]
+    problems = [Problem(f"-s {name!r:.80}: it is no text") for name in overrides if not isinstance(name, str)]
+    for name, value in overrides.items():
+        try:
+            json.dumps(value)
+        except (TypeError, ValueError) as error:
+            given = type(value).__name__
+            problems.append(Problem(f"-s {name}: the value, of type {given}, is not JSON ({error}); say int(...)"))
+    return problems
 
 
 def load(path: Path) -> Manifest:
