@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from ptpipe.artifact import JSON
 from ptpipe.events import Attachment, Event, FilesRead, LogLine, Metric, Notice, Progress
 from ptpipe.reads import ReadLog
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -59,9 +63,13 @@ class Context:
         """Report how far the work is. Call it a few times per second, not thousands of times.
 
         `done`, `total`: in units of `unit` ("images"); `total` is None if unknown. `facts`: shown beside the progress
-        bar (`loss=0.31`). Reporters compute rate and remaining time.
+        bar (`loss=0.31`). Reporters compute rate and remaining time. Raises TypeError for other types than these.
         """
-        self._tell(Progress(self.stage_id, done, total, unit, dict(facts)))
+        done = _whole("done", done)
+        total = _whole("total", total) if total is not None else None
+        unit = _checked("progress(unit=...)", unit, str)
+        given = {name: _checked(f"progress({name}=...)", fact, float, int, str) for name, fact in facts.items()}
+        self._tell(Progress(self.stage_id, done, total, unit, given))
 
     def metric(self, **values: JSON) -> None:
         """Record `values`, facts about the result (`accuracy=0.991`). A name's later value replaces its earlier one."""
@@ -70,7 +78,7 @@ class Context:
 
     def notice(self, text: str) -> None:
         """Report what the user must not miss; `text`: one line in the console, the record and the report."""
-        self._tell(Notice(self.stage_id, text))
+        self._tell(Notice(self.stage_id, _checked("notice(...)", text, str)))
 
     def attach(self, file: Path) -> None:
         """Copy `file`, which lies in the scratch folder (a trace, a picture), to the run's folder.
@@ -95,4 +103,19 @@ class Context:
 
     def log(self, text: str) -> None:
         """Write `text`, one line, to the run's log, and to the screen with --verbose."""
-        self._tell(LogLine(self.stage_id, text))
+        self._tell(LogLine(self.stage_id, _checked("log(...)", text, str)))
+
+
+def _checked(call: str, value: _T, *types: type) -> _T:
+    """Return what a stage reports. Raises TypeError here, in the stage: of another type it would break reporters."""
+    if isinstance(value, types):
+        return value
+    words = " or ".join(f"{type_.__name__}(...)" for type_ in types)
+    raise TypeError(f"ctx.{call} got a value of type {type(value).__name__}; say {words}")
+
+
+def _whole(name: str, value: int) -> int:
+    try:
+        return operator.index(value)  # NumPy's integers become Python's
+    except TypeError:
+        return _checked(f"progress({name}=...)", value, int)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from ptpipe.events import Event, RunFinished, RunStarted, StageFinished, StageStarted
 
 
@@ -10,6 +12,9 @@ class Reporter:
 
     A reporter that raises is reported once and switched off for the rest of the run.
     """
+
+    is_screen: ClassVar[bool] = False
+    """Whether the user follows the run by it: if such a reporter raises, stderr has a line that says so."""
 
     def run_started(self, event: RunStarted) -> None:
         """A run begins: `event.folder` is where reports go."""

@@ -57,6 +57,8 @@ class ConsoleReporter(Reporter):
     records the run, and its `save_svg` exports it.
     """
 
+    is_screen = True
+
     def __init__(self, console: Console | None = None) -> None:
         self._console = console
         self._screen: Screen | None = None

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
+import pytest
+
 from ptpipe import Context
-from ptpipe.events import LogLine, Metric, Notice, Progress
+from ptpipe.events import LogLine, Metric, Notice, Progress, event_from_json, event_to_json
 
 
 def test_everything_said_is_told(tmp_path):
@@ -20,6 +23,37 @@ def test_everything_said_is_told(tmp_path):
         Notice("net", "look here"),
         LogLine("net", "a line"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("call", "given", "facts", "message"),
+    [
+        ("notice", [ValueError("x")], {}, r"ctx.notice\(...\) got a value of type ValueError; say str\(...\)"),
+        ("notice", [None], {}, r"ctx.notice\(...\) got a value of type NoneType; say str\(...\)"),
+        ("log", [b"x"], {}, r"ctx.log\(...\) got a value of type bytes; say str\(...\)"),
+        ("progress", [0.5, 1, "x"], {}, r"ctx.progress\(done=...\) got a value of type float; say int\(...\)"),
+        ("progress", [1, "2", "x"], {}, r"ctx.progress\(total=...\) got a value of type str; say int\(...\)"),
+        ("progress", [1, None, None], {}, r"ctx.progress\(unit=...\) got a value of type NoneType; say str\(...\)"),
+        (
+            "progress",
+            [1, 2, "x"],
+            {"loss": np.float32(1)},
+            r"ctx.progress\(loss=...\) got a value of type float32; say float\(...\) or int\(...\) or str\(...\)",
+        ),
+    ],
+)
+def test_what_would_break_reporters_is_refused_in_the_stage(tmp_path, call, given, facts, message):
+    told = []
+    with pytest.raises(TypeError, match=f"^{message}$"):
+        getattr(Context("net", "model.mlp", 7, tmp_path, _tell=told.append), call)(*given, **facts)
+    assert told == []
+
+
+def test_numbers_of_numpy_are_told_as_pythons(tmp_path):
+    told = []
+    ctx = Context("net", "model.mlp", 7, tmp_path, _tell=told.append)
+    ctx.progress(np.int64(3), np.int32(10), "batches", loss=np.float64(0.5))
+    assert event_from_json(event_to_json(told[0])) == Progress("net", 3, 10, "batches", {"loss": 0.5})
 
 
 def test_without_a_listener_nothing_happens(tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Self
@@ -10,6 +12,7 @@ import pluggy
 
 from ptpipe.events import Event, LogLine, Notice, RunFinished, RunStarted, StageFinished, StageStarted
 from ptpipe.plan.vocabulary import call_each, describe_error
+from ptpipe.printable import one_line
 from ptpipe.reporter import Reporter
 
 
@@ -67,4 +70,7 @@ class ReporterGroup(Reporter):
                 name = f"{type(reporter).__module__}.{type(reporter).__qualname__}"
                 line = f"reporter {name} raised {describe_error(error)} and is switched off for this run"
                 self._log(LogLine("", "".join(traceback.format_exception(error)) + line))
+                if getattr(reporter, "is_screen", False):  # no other reporter shows the notice
+                    with contextlib.suppress(OSError, ValueError):  # a closed stderr
+                        print(one_line(line), file=sys.stderr)  # noqa: T201
                 self.event(Notice("", line))

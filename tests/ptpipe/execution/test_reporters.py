@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import pytest
@@ -73,6 +74,19 @@ def test_one_that_raises_is_named_once_and_switched_off(what, error):
     (line,) = log
     assert isinstance(line, LogLine)
     assert "Traceback" in line.text
+
+
+class Screen(Ear):
+    is_screen = True
+
+
+def test_the_end_of_what_the_user_looks_at_is_told_on_stderr(capsys):
+    tell_all(ReporterGroup([Ear(["event"]), Ear()], lambda line: None))
+    assert capsys.readouterr() == ("", ""), "others show the notice"
+    tell_all(ReporterGroup([Screen(["event"], ValueError("\x1b[2J")), Ear()], lambda line: None))
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert re.fullmatch(r"reporter \S+Screen raised ValueError: \\x1b\[2J .* and is switched off for this run\n", err)
 
 
 def test_reporters_that_break_at_the_report_of_a_broken_one():
