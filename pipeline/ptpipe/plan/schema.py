@@ -84,7 +84,8 @@ def _stage_schema(vocabulary: Vocabulary) -> dict[str, Any]:
 def option_rows(stage: Stage[..., object]) -> list[dict[str, str]]:
     """Return a kind's options for a table: name, type, default, help. Nested options have dotted names."""
     schema = stage.config_type.model_json_schema()
-    return _rows(schema, schema.get("$defs", {}), "")
+    definitions = schema.get("$defs", {})
+    return _rows(_resolved(schema, definitions), definitions, "")
 
 
 def _rule(stage: Stage[..., object]) -> dict[str, Any]:
@@ -116,28 +117,38 @@ def _options(stage: Stage[..., object]) -> dict[str, Any]:
     return schema
 
 
-def _rows(schema: Mapping[str, Any], definitions: Mapping[str, Any], prefix: str) -> list[dict[str, str]]:
+def _rows(
+    schema: Mapping[str, Any], definitions: Mapping[str, Any], prefix: str, above: tuple[Mapping[str, Any], ...] = ()
+) -> list[dict[str, str]]:
+    """Return the rows of a group of options; `above`: the groups that it is in, which may be inside it again."""
     rows = []
     required = schema.get("required", [])
+    above = (*above, schema)
     for name, option in schema.get("properties", {}).items():
         default = "(required)" if name in required else _yaml(option["default"]) if "default" in option else ""
-        nested = [_resolved(choice, definitions) for choice in option.get("anyOf", [option])]
+        nested = _choices(option, definitions)
         groups = [choice for choice in nested if "properties" in choice]
+        again = " (as above)" if any(group in above for group in groups) else ""
         rows.append(
             {
                 "name": prefix + name,
-                "type": _type_words(option, definitions),
+                "type": _type_words(option, definitions) + again,
                 "default": "" if groups and name not in required and option.get("default") is not None else default,
                 "help": option.get("description", ""),
             }
         )
-        for group in groups:
-            rows += _rows(group, definitions, f"{prefix}{name}.")
-        for choice in nested:
-            value = choice.get("additionalProperties")
-            if isinstance(value, Mapping) and "properties" in (group := _resolved(value, definitions)):
-                rows += _rows(group, definitions, f"{prefix}{name}.*.")
+        values = [choice["additionalProperties"] for choice in nested if choice.get("additionalProperties")]
+        by_name = [_resolved(value, definitions) for value in values if isinstance(value, Mapping)]
+        for step, inner in (*((".", group) for group in groups), *((".*.", group) for group in by_name)):
+            rows += _rows(inner, definitions, f"{prefix}{name}{step}", above) if inner not in above else []
     return rows
+
+
+def _choices(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the schemas that a value may be of: of a union several."""
+    schema = _resolved(schema, definitions)
+    parts = schema.get("anyOf") or schema.get("oneOf")
+    return [choice for part in parts for choice in _choices(part, definitions)] if parts else [schema]
 
 
 def _yaml(value: JSON) -> str:
@@ -151,11 +162,19 @@ def _resolved(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> Mapp
     return resolved
 
 
-def _type_words(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> str:
-    """Return a JSON schema's type in words: `integer >= 1`, `none | linear`, `list of text`."""
+def _type_words(
+    schema: Mapping[str, Any], definitions: Mapping[str, Any], above: tuple[Mapping[str, Any], ...] = ()
+) -> str:
+    """Return a JSON schema's type in words: `integer >= 1`, `none | linear`, `list of text`.
+
+    `above`: the types that it is in, which may be inside it again.
+    """
     schema = _resolved(schema, definitions)
-    if "anyOf" in schema:
-        return " or ".join(_type_words(choice, definitions) for choice in schema["anyOf"])
+    if schema in above:
+        return "the same"
+    above = (*above, schema)
+    if len(choices := _choices(schema, definitions)) > 1:
+        return " or ".join(dict.fromkeys(_type_words(choice, definitions, above) for choice in choices))
     if "enum" in schema:
         return " | ".join(map(str, schema["enum"]))
     if "const" in schema:
@@ -165,11 +184,11 @@ def _type_words(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> st
         return "any value"
     if kind == "array":
         inner: Mapping[str, Any] = schema.get("items") or next(iter(schema.get("prefixItems", [])), {})
-        return f"list of {_type_words(inner, definitions)}"
+        return f"list of {_type_words(inner, definitions, above)}"
     if kind == "null":
         return "null"
     if kind == "object" and "properties" not in schema and isinstance(schema.get("additionalProperties"), Mapping):
-        return f"mapping to {_type_words(schema['additionalProperties'], definitions)}"
+        return f"mapping to {_type_words(schema['additionalProperties'], definitions, above)}"
     if kind == "object":
         return "group"
     limits = (("minimum", ">="), ("exclusiveMinimum", ">"), ("maximum", "<="), ("exclusiveMaximum", "<"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -150,6 +151,52 @@ def test_a_table_of_options():
         ("groups.*.depth", "integer >= 1 and <= 9", "2"),
     ]
     assert all(row["help"] for row in option_rows(table))
+
+
+class TreeConfig(StageConfig):
+    width: int = 3
+    child: TreeConfig | None = None
+
+
+class ForestConfig(StageConfig):
+    tree: TreeConfig = TreeConfig()
+    by_name: dict[str, TreeConfig] = Field({})
+
+
+class OneConfig(StageConfig):
+    name: Literal["one"] = "one"
+    size: int = 1
+
+
+class TwoConfig(StageConfig):
+    name: Literal["two"]
+    depth: int = 2
+
+
+class UnionConfig(StageConfig):
+    part: OneConfig | TwoConfig | None = Field(None, discriminator="name")
+
+
+@pytest.mark.parametrize(
+    ("config_type", "expected"),
+    [
+        (TreeConfig, {"width": "integer", "child": "group or null (as above)"}),
+        (
+            ForestConfig,
+            {
+                "tree": "group",
+                "tree.width": "integer",
+                "tree.child": "group or null (as above)",
+                "by_name": "mapping to group",
+                "by_name.*.width": "integer",
+                "by_name.*.child": "group or null (as above)",
+            },
+        ),
+        (UnionConfig, {"part": "group or null", "part.name": "two", "part.size": "integer", "part.depth": "integer"}),
+    ],
+)
+def test_groups_inside_themselves_and_groups_to_choose_from(config_type, expected):
+    assert {row["name"]: row["type"] for row in option_rows(replace(table, config_type=config_type))} == expected
 
 
 def test_every_option_of_every_kind_is_explained():
