@@ -134,6 +134,13 @@ class Bad(Number):
             raise OSError(errno.ENOSPC, "No space left on device")
 
 
+class MuteError(Exception):
+    """Can't even be asked what is wrong."""
+
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+
 def _bug(amount: int) -> float:
     return 1 / amount
 
@@ -147,6 +154,8 @@ def fail(config: FailConfig, ctx: Context, a: Number | None = None) -> Number:
             raise StageError("told to fail\nand a second line")
         case "bug":
             _bug(0)
+        case "mute":
+            raise MuteError
         case "exit":
             sys.exit(0)
         case "interrupt":

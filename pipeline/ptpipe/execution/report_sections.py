@@ -41,8 +41,8 @@ def report_sections(plan: Plan, store: Store, run: RunFinished, notify: Callable
         load = OutputLoader(plan, store, run)
         results = list(call_each(plan.vocabulary.manager, "ptpipe_report_sections", plan=plan, run=run, load=load))
     for result in results:
-        strange = next((item for item in result.items if not isinstance(item, Section)), None)
-        error = result.error or (f"it returned {strange!r:.80}, which is no Section" if strange is not None else "")
+        strange = [item for item in result.items if not isinstance(item, Section)]
+        error = result.error or (f"it returned {strange[0]!r:.80}, which is no Section" if strange else "")
         if error:
             notify(f"plugin {result.plugin} adds nothing to the report: {error}")
         else:

@@ -204,6 +204,7 @@ def test_a_bug_shows_the_plugins_frames_and_hides_the_rest_in_the_log(project):
     ("stage", "message"),
     [
         ("toy.fail, with: {how: exit}", "SystemExit: 0"),
+        ("toy.fail, with: {how: mute}", "MuteError: <its __str__ raised ValueError>"),
         ("toy.odd, with: {how: link}", "ValueError: an artifact is plain files and folders, and link is neither"),
         ("toy.odd, with: {how: full disk}", "the disk is full: [Errno 28] No space left on device: '{new}'"),
         ("toy.odd, with: {how: wrong type}", "TypeError: toy.odd promised output: Number, returned Text"),
@@ -511,6 +512,11 @@ def test_what_a_plugins_launcher_tells_belongs_to_the_stage(project):
     [
         ("return {}", "TypeError: toy.make has the outputs output; ptpipe_launch returned {}"),
         ("return 3", "TypeError: toy.make has the outputs output; ptpipe_launch returned 3"),
+        (
+            "import ptpipe_file_toy as toy; return {'output': toy.Text('3')}",
+            "TypeError: toy.make promised output: Number, ptpipe_launch returned a Text",
+        ),
+        ("return {'output': '3'}", "TypeError: toy.make promised output: Number, ptpipe_launch returned a str"),
         ("return 1 / 0", "ZeroDivisionError: division by zero"),
     ],
 )

@@ -90,6 +90,7 @@ def test_it_is_called_once_with_plan_and_outcomes(told):
         ("raise SystemExit(0)", "SystemExit: 0"),
         ('yield Section("a", ())\nraise ValueError("later")', "ValueError: later"),
         ('return load("sum", "other")', "KeyError: 'other'"),
+        ("return [None]", "returned None, which is no Section"),
         ('return ["<h1>Hello</h1>"]', "returned '<h1>Hello</h1>', which is no Section"),
     ],
 )
