@@ -6,7 +6,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ptpipe.cli.common import echo, json_option, plugin_option, print_json, print_table, read_vocabulary
+from ptpipe.cli.common import (
+    echo,
+    echo_warnings,
+    json_option,
+    plugin_option,
+    print_json,
+    print_table,
+    read_vocabulary,
+)
 from ptpipe.errors import Problem, UsageError, nearest
 
 if TYPE_CHECKING:
@@ -34,6 +42,8 @@ def stages(kind: str | None, named: tuple[str, ...], as_json: bool) -> None:
             suggestion = nearest(kind, sorted(families))
         if not (suggestion or hint or named):
             hint = "; name the plugin that has it: --plugin ./my_plugin.py"
+        # One of these may have the kind.
+        echo_warnings([Problem(line, severity="warning") for line in vocabulary.broken_lines])
         raise UsageError(str(Problem(f"there is no stage kind {kind!r}{hint}", suggestion=suggestion)))
     _describe(vocabulary, vocabulary.stages[kind], as_json)
 

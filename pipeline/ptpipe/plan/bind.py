@@ -138,7 +138,7 @@ def bind(manifest: Manifest, vocabulary: Vocabulary) -> Plan:
     binder = _Binder(manifest, vocabulary)
     stages = tuple(stage for entry in manifest.stages if (stage := binder.bind(entry)))
     plan = Plan(manifest, vocabulary, stages, tuple(binder.notes))
-    problems = [*vocabulary.problems, *binder.problems]
+    problems = [*vocabulary.problems, *binder.problems, *binder.broken_plugins()]
     with no_bytecode():
         if not problems and not manifest.problems and not plan.notes:
             problems += [*missing_files(plan)]
@@ -169,7 +169,14 @@ class _Binder:
         self.stage_ids = {entry.id for entry in manifest.stages}
         self.knows_all_above = True
         self.has_failed_plugin = any(problem.code is ExitCode.PLUGIN for problem in vocabulary.problems)
-        self.has_named_broken = False
+        self.suggestions: list[str | None] = []
+        """For each unknown kind, the one that it may have meant."""
+
+    def broken_plugins(self) -> list[Problem]:
+        """Return the broken plugins that may offer an unknown kind: as warnings where each may be a mistyped one."""
+        if None in self.suggestions:
+            return [Problem(line, code=ExitCode.PLUGIN) for line in self.vocabulary.broken_lines]
+        return [Problem(line, severity="warning") for line in self.vocabulary.broken_lines] if self.suggestions else []
 
     def bind(self, entry: StageEntry) -> PlannedStage | None:
         stage = self._kind(entry)
@@ -216,9 +223,8 @@ class _Binder:
                 return None
             if suggestion is None and self.has_failed_plugin:
                 return None  # one mistake, one message: the plugin that may offer it has failed
+            self.suggestions.append(suggestion)
             self._complain(entry, f"unknown stage kind {entry.uses!r}{hint}", "uses", suggestion=suggestion)
-            if suggestion is None and self._is_reported():
-                self._complain_of_broken_plugins()
         return stage
 
     def _is_reported(self) -> bool:
@@ -227,12 +233,6 @@ class _Binder:
 
     def _nearest(self, word: str, words: Iterable[str]) -> str | None:
         return nearest(word, words) if self._is_reported() else None
-
-    def _complain_of_broken_plugins(self) -> None:
-        if not self.has_named_broken:
-            self.has_named_broken = True
-            for name, reason in self.vocabulary.broken.items():
-                self.problems.append(Problem(f"plugin {name} failed to load: {reason}", code=ExitCode.PLUGIN))
 
     def _check_needs(self, entry: StageEntry) -> None:
         """Check what can be checked of the inputs of an unknown kind."""

@@ -79,6 +79,11 @@ class Vocabulary:
     """Whether the manifest names plugins that were not loaded."""
 
     @property
+    def broken_lines(self) -> list[str]:
+        """A line for each broken plugin."""
+        return [f"plugin {name} failed to load: {reason}" for name, reason in self.broken.items()]
+
+    @property
     def built_in_folders(self) -> tuple[str, ...]:
         """The folders of the packages of built-in plugins, with a slash at the end."""
         folders = (_package_folder(plugin.module) for plugin in self.plugins if plugin.is_built_in)

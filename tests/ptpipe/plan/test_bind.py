@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from ptpipe import ExitCode, ManifestError
@@ -350,6 +352,26 @@ def test_rules_that_break_are_the_plugins_fault(project, body, reason):
         project.plan()
     assert str(raised.value) == f"plugin ./rules.py failed in ptpipe_check: {reason}"
     assert raised.value.exit_code == ExitCode.PLUGIN
+
+
+@pytest.mark.parametrize(
+    ("kinds", "code", "severity"),
+    [
+        (["toy.mak"], ExitCode.USAGE, "warning"),
+        (["acme.prune"], ExitCode.PLUGIN, "error"),
+        (["toy.mak", "acme.prune", "toy.ad"], ExitCode.PLUGIN, "error"),
+    ],
+)
+def test_installed_plugins_that_may_have_an_unknown_kind_are_named_once(project, monkeypatch, kinds, code, severity):
+    broken = SimpleNamespace(name="acme", value="acme_that_is_not_there")
+    monkeypatch.setattr("ptpipe.plan.vocabulary._entry_points", lambda: [broken])
+    project.write("\n".join(f"s{number}: {{uses: {kind}}}" for number, kind in enumerate(kinds)))
+    with pytest.raises(ManifestError) as raised:
+        project.plan()
+    *unknown, last = raised.value.problems
+    assert len(unknown) == len(kinds)
+    assert last.message == "plugin acme failed to load: ModuleNotFoundError: No module named 'acme_that_is_not_there'"
+    assert (last.severity, raised.value.exit_code) == (severity, code)
 
 
 VALIDATOR = """
