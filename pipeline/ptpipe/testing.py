@@ -27,7 +27,7 @@ from ptpipe.config import StageConfig
 from ptpipe.context import Context, NamedCode
 from ptpipe.errors import ExitCode, ManifestError, Problem, nearest
 from ptpipe.events import Event, Metric, Notice, Outcome, StageFinished
-from ptpipe.plan.options import config_problems
+from ptpipe.plan.options import changed_option, config_problems
 from ptpipe.plan.source_functions import SourceFunction
 from ptpipe.plan.vocabulary import FILE_PREFIX
 from ptpipe.stage import Port, Stage
@@ -240,6 +240,8 @@ def _validated(stage: Stage[..., Any], options: Mapping[str, Any]) -> StageConfi
     config, problems = config_problems(stage, options)
     if config is None:
         raise ManifestError(Problem(message, suggestion=suggestion) for _, message, suggestion, _ in problems)
+    if changed := changed_option(stage.kind, config):
+        raise BrokenContractError(changed)
     return config
 
 

@@ -8,6 +8,7 @@ import pytest
 from pydantic import Field
 
 from ptpipe import StageConfig
+from ptpipe.config import options_as_json, read_options
 
 
 class Inner(StageConfig):
@@ -24,6 +25,7 @@ class Outer(StageConfig):
     device: str = "auto"
     inner: Inner = Inner()
     several: tuple[Inner, ...] = (Inner(), Inner(depth=3))
+    by_name: dict[str, Inner] = Field({"a": Inner()})
 
     def resolved_options(self):
         return {"device": "cpu"}
@@ -34,8 +36,23 @@ def test_what_enters_the_key():
         "device": "cpu",
         "inner": {"depth": 2},
         "several": [{"depth": 2}, {"depth": 3}],
+        "by_name": {"a": {"depth": 2}},
     }
     assert Outer().unkeyed_values() == {"every": 1}
+
+
+class SetsConfig(StageConfig):
+    layers: frozenset[str] = frozenset()
+    pairs: tuple[set[tuple[int, str]], ...] = ()
+
+
+def test_sets_are_written_in_one_order_in_every_process():
+    names = [f"layer{number:02}" for number in range(30)]
+    pairs = [(number, name) for number, name in enumerate(names[:10])]
+    config = SetsConfig(layers=frozenset(reversed(names)), pairs=(set(pairs),))
+    written = {"layers": names, "pairs": [[list(pair) for pair in pairs]]}
+    assert options_as_json(config) == config.keyed_options() == written
+    assert read_options(SetsConfig, written) == config
 
 
 def test_an_option_that_does_not_exist_is_the_authors_mistake():

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 import pytest
-from pydantic import Field
+from pydantic import Field, SecretStr
 
 from ptpipe import Artifact, Context, Decision, ManifestError, StageConfig, StageError, Verdict, stage
 from ptpipe.events import LogLine, Metric, Notice, Progress
@@ -124,6 +124,19 @@ def test_runs_a_gate(bench: Bench):
 def test_refuses_options_as_a_manifest_would(bench: Bench, options, message):
     with pytest.raises(ManifestError, match=message):
         bench.run(scale, options, number=Number(1.0))
+
+
+class TokenConfig(StageConfig):
+    token: SecretStr
+
+
+def test_refuses_options_that_a_run_would_not_pass_on(bench: Bench):
+    @stage("number.fetch")
+    def fetch(config: TokenConfig, ctx: Context) -> Number:
+        return Number(float(config.token.get_secret_value()))
+
+    with pytest.raises(BrokenContractError, match=r"option 'token' of number.fetch is a secret"):
+        bench.run(fetch, {"token": "3"})
 
 
 def test_takes_a_list_for_a_tuple_and_a_whole_number_for_a_float_as_json_does(bench: Bench):

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ptpipe.artifact import JSON, Artifact
+from ptpipe.config import read_options
 from ptpipe.context import Context, NamedCode
 from ptpipe.events import Event, ModulesImported
 from ptpipe.plan.bind import Plan, PlannedStage
@@ -135,7 +136,7 @@ def execute(
     Raises TypeError if the function returns something other than its signature promises.
     """
     stage = vocabulary.stages[call.kind]
-    config = stage.config_type.model_validate_json(json.dumps(call.options), strict=True)
+    config = read_options(stage.config_type, call.options)
     input_names = {port: tuple(stored.reference for stored in items) for port, items in call.inputs.items()}
     digests = {port: tuple(stored.digest for stored in items) for port, items in call.inputs.items()}
     scratch = store.scratch(call.key)

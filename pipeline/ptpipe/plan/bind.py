@@ -9,11 +9,11 @@ from functools import cached_property
 from itertools import accumulate
 
 from ptpipe.artifact import JSON
-from ptpipe.config import StageConfig
+from ptpipe.config import StageConfig, options_as_json
 from ptpipe.errors import MAX_PROBLEMS, ExitCode, Location, ManifestError, Problem, Severity, nearest
 from ptpipe.manifest.manifest import Manifest, StageEntry
 from ptpipe.plan.hints import kind_hint, same_name_hint
-from ptpipe.plan.options import config_problems
+from ptpipe.plan.options import changed_option, config_problems
 from ptpipe.plan.rules import hook_warnings, problems_of_sound_stages
 from ptpipe.plan.source_functions import functions_above, missing_files
 from ptpipe.plan.vocabulary import Vocabulary, describe_error, no_bytecode
@@ -54,9 +54,7 @@ class PlannedStage:
     @property
     def options(self) -> dict[str, JSON]:
         """The options with defaults filled in, as JSON."""
-        # So that validating them again gives the same config: computed fields left out, aliases as written.
-        options: dict[str, JSON] = self.config.model_dump(mode="json", round_trip=True, by_alias=True)
-        return options
+        return options_as_json(self.config)
 
     @cached_property
     def upstream(self) -> tuple[str, ...]:
@@ -246,10 +244,13 @@ class _Binder:
         try:
             num_reported = max(0, MAX_PROBLEMS - len(self.problems))
             config, problems = config_problems(stage, entry.options, num_reported)
+            changed = changed_option(stage.kind, config) if config else ""
         except Exception as error:  # noqa: BLE001  # a plugin's validator may raise anything
             message = f"checking the options of {stage.kind} failed: {describe_error(error)}"
             self._complain(entry, message, "with", code=ExitCode.PLUGIN)
             return None
+        if changed:
+            self._complain(entry, changed, "with", code=ExitCode.PLUGIN)
         for path, message, suggestion, at_key in problems:
             names = accumulate((entry.id, *map(str, path)), "{}.{}".format)
             if self.manifest.overrides and any(name in self.manifest.overrides for name in names):

@@ -7,10 +7,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, get_origin
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, SecretBytes, SecretStr, ValidationError
 
 from ptpipe.artifact import JSON
-from ptpipe.config import StageConfig
+from ptpipe.config import StageConfig, options_as_json, read_options
 from ptpipe.errors import MAX_PROBLEMS, nearest
 from ptpipe.manifest.manifest import word_for
 from ptpipe.manifest.yaml import scalar
@@ -52,10 +52,9 @@ def config_problems(
     """Validate options as a manifest's. Returns the config, or None and every problem.
 
     `num_reported`: how many problems will be reported; the others have pydantic's message and no suggestion.
-    Strict on JSON's types: "3" is not a number; but 1 may be 1.0, and a list may be a tuple.
     """
     try:
-        return stage.config_type.model_validate_json(json.dumps(options), strict=True), []
+        return read_options(stage.config_type, options), []
     except ValidationError as error:
         details = error.errors(include_url=False)
     by_place: dict[Place, list[Any]] = {}
@@ -66,6 +65,33 @@ def config_problems(
     places = [place for place in by_place if place not in explained]
     reported = [_problem(stage, place, by_place[place]) for place in places[:num_reported]]
     return None, reported + [OptionProblem(place, by_place[place][0]["msg"]) for place in places[num_reported:]]
+
+
+def changed_option(kind: str, config: StageConfig) -> str:
+    """Return why the stage, which reads its options as JSON, would get others than `config` has; "" if it would not."""
+    written = options_as_json(config)
+    try:
+        read = read_options(type(config), written)
+    except ValidationError as error:
+        detail = error.errors(include_url=False)[0]
+        name = ".".join(map(str, detail["loc"]))
+        subject = f"option {name!r} of {kind} is" if name else f"the options of {kind} are"
+        remedy = "; where its name in manifests is another, give it `alias` only" if name else ""
+        return f"{subject} refused when validated again in the stage: {_in_yaml_words(detail['msg'])}{remedy}"
+    for name, field in type(config).model_fields.items():
+        before, after = getattr(config, name), getattr(read, name)
+        if before == after:
+            continue
+        option = f"option {name!r} of {kind}"
+        if (field.serialization_alias or name) not in written:
+            return f"{option} has `exclude`, which hides it from the stage and from its key"
+        if isinstance(before, SecretStr | SecretBytes):
+            return f"{option} is a secret, which no stage and no key gets: take the name of an environment variable"
+        return (
+            f"{option} is {before!r:.80}, and validated again in the stage it is {after!r:.80}: its validators must "
+            "return such a value unchanged, and its type must define =="
+        )
+    return ""
 
 
 def _written_part(loc: Sequence[str | int], options: Any, type_: str) -> Place:
@@ -122,7 +148,7 @@ def _given(detail: Any) -> str:
     value = detail["input"]
     if detail["type"] in ("value_error", "assertion_error", "missing"):
         return ""
-    text = word_for(value) if isinstance(value, list | dict) else json.dumps(value, ensure_ascii=False)
+    text = word_for(value) if isinstance(value, list | dict) else json.dumps(value, ensure_ascii=False, default=str)
     return f", not {text if len(text) <= _LONGEST_SHOWN else text[: _LONGEST_SHOWN - 3] + '...'}"
 
 

@@ -227,9 +227,9 @@ class _Loader:
         try:
             self.manager.check_pending()
             stages = list(self._stages_of(plugin))
-            if not plugin.is_built_in:  # of these, tests build all
+            if not plugin.is_built_in:  # of these, tests check all
                 for stage in stages:
-                    _build(stage.config_type)
+                    check_options(stage.config_type)
         except BaseException:
             self.manager.unregister(plugin.module)
             raise
@@ -258,12 +258,17 @@ class _Loader:
         self.problems.append(Problem(message, self.place, code=ExitCode.PLUGIN))
 
 
-def _build(config_type: type[StageConfig]) -> None:
-    """Build what pydantic defers to the first use. Raises TypeError for a field of a type that it does not know."""
+def check_options(config_type: type[StageConfig]) -> None:
+    """Build what pydantic defers to the first use. Raises TypeError for options that no manifest can be checked by."""
+    name = config_type.__name__
     try:
         config_type.model_rebuild()
+        schema = config_type.model_json_schema()
     except Exception as error:
-        raise TypeError(f"options {config_type.__name__}: {error}") from error
+        raise TypeError(f"options {name}: {error}") from error
+    for group, options in {name: schema, **schema.get("$defs", {})}.items():
+        if "properties" in options and "additionalProperties" not in options:
+            raise TypeError(f"options {name}: the group {group} ignores unknown options; make it a StageConfig")
 
 
 def _stages_in(module: ModuleType) -> list[Stage[..., object]]:

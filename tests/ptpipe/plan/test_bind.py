@@ -393,6 +393,19 @@ def test_a_validator_that_breaks_is_the_plugins_fault(project):
     assert raised.value.exit_code == ExitCode.PLUGIN
 
 
+HALVED = VALIDATOR.replace('return {}["a"]', "return value / 2")
+
+
+def test_options_that_their_stage_would_not_get_are_the_plugins_fault(project):
+    project.edit("class GateConfig(StageConfig):", HALVED)
+    project.write("one: {uses: toy.make}\ngate: {uses: toy.gate, with: {least: 1}}")
+    message = r"m.yaml:6:32: gate: option 'least' of toy.gate is 0.5, and validated again in the stage it is 0.25: its"
+    with pytest.raises(ManifestError, match=message) as raised:
+        project.plan()
+    assert raised.value.exit_code == ExitCode.PLUGIN
+    project.plan({"gate.least": 0})
+
+
 def test_the_plan_of_a_stage_has_what_it_needs_and_no_more(project):
     project.write("""
         one: {uses: toy.make}

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal, Self
 
 import pytest
-from pydantic import Field, computed_field, field_validator, model_validator
+from pydantic import AfterValidator, Field, SecretStr, computed_field, field_validator, model_validator
 
 from ptpipe import Context, StageConfig, Verdict, stage
-from ptpipe.plan.options import config_problems
+from ptpipe.plan.options import changed_option, config_problems
 
 
 class InnerConfig(StageConfig):
@@ -181,3 +184,70 @@ def test_options_of_a_plan_can_be_validated_again():
     planned = PlannedStage("x", aliased, config, {})
     assert planned.options == {"from": 5}
     assert config_problems(aliased, planned.options) == (config, [])
+
+
+class PassedConfig(StageConfig):
+    """Options that their stage gets as they were validated, whatever their types."""
+
+    lam: float = Field(0.5, alias="lambda")
+    names: frozenset[str] = frozenset({"b", "a"})
+    path: Path | None = None
+    pause: timedelta = timedelta(seconds=3)
+    group: PlanConfig | None = None
+    number: int | float = 2
+    token: SecretStr | None = None
+
+    @computed_field
+    def twice(self) -> float:
+        return 2 * self.lam
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"lambda": 2, "group": {"name": "step"}, "number": 2.0, "names": ["c"], "path": "x"}]
+)
+def test_options_that_their_stage_gets(options):
+    config, problems = config_problems(replace(some, config_type=PassedConfig), options)
+    assert (problems, changed_option("a.b", config)) == ([], "")
+
+
+class ChangedConfig(StageConfig):
+    percent: Annotated[float, AfterValidator(lambda value: value / 100)] = 0
+    token: SecretStr | None = None
+    hidden: int = Field(5, exclude=True)
+
+
+class WrittenConfig(StageConfig):
+    size: int = Field(1, validation_alias="num")
+
+
+class RuleConfig(StageConfig):
+    low: int = 0
+    high: int = 9
+
+    @model_validator(mode="after")
+    def _names_one(self) -> Self:
+        if len(self.model_fields_set) > 1:
+            raise ValueError("low and high do not go together")
+        return self
+
+
+@pytest.mark.parametrize(
+    ("config_type", "options", "message"),
+    [
+        (
+            ChangedConfig,
+            {"percent": 30},
+            "option 'percent' of a.b is 0.3, and validated again in the stage it is 0.003",
+        ),
+        (ChangedConfig, {"token": "abc"}, "option 'token' of a.b is a secret, which no stage and no key gets"),
+        (ChangedConfig, {"hidden": 7}, "option 'hidden' of a.b has `exclude`, which hides it from the stage"),
+        (WrittenConfig, {}, "option 'size' of a.b is refused when validated again in the stage: Extra inputs"),
+        (RuleConfig, {}, "the options of a.b are refused when validated again in the stage: low and high do not go"),
+    ],
+)
+def test_options_that_would_be_others_in_their_stage(config_type, options, message):
+    config, problems = config_problems(replace(some, config_type=config_type), options)
+    assert problems == []
+    changed = changed_option("a.b", config)
+    assert changed.startswith(message)
+    assert "abc" not in changed

@@ -13,7 +13,7 @@ from pydantic import Field
 from ptpipe import Context, StageConfig, Verdict, stage
 from ptpipe.manifest.yaml import read
 from ptpipe.plan.schema import manifest_schema, option_rows
-from ptpipe.plan.vocabulary import load_vocabulary
+from ptpipe.plan.vocabulary import check_options, load_vocabulary
 
 jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed; `pip install -e .[dev]` brings it")
 
@@ -201,6 +201,7 @@ def test_groups_inside_themselves_and_groups_to_choose_from(config_type, expecte
 
 def test_every_option_of_every_kind_is_explained():
     for stage_ in load_vocabulary().stages.values():
+        check_options(stage_.config_type)
         assert stage_.help, stage_.kind
         for row in option_rows(stage_):
             assert row["help"], f"{stage_.kind}: {row['name']} has no description"

@@ -158,6 +158,19 @@ STAGE = "@stage('a.b')\ndef b(config: Options, ctx: Context) -> Artifact: ..."
             "TypeError: options Options: Unable to generate pydantic-core schema for <object object",
         ),
         (f"{OPTIONS}\n  x: 'Decimal' = 1\n{STAGE}", "TypeError: options Options: name 'Decimal' is not defined"),
+        (
+            f"from collections.abc import Callable\n{OPTIONS}\n  x: Callable[[], int] | None = None\n{STAGE}",
+            "TypeError: options Options: Cannot generate a JsonSchema for core_schema.CallableSchema",
+        ),
+        (
+            f"from pydantic import BaseModel\nclass Size(BaseModel):\n  width: int = 1\n{OPTIONS}\n"
+            f"  sizes: dict[str, tuple[Size, ...]] = {{}}\n{STAGE}",
+            "TypeError: options Options: the group Size ignores unknown options; make it a StageConfig",
+        ),
+        (
+            f"{OPTIONS}\n  model_config = {{'extra': 'ignore'}}\n  width: int = 1\n{STAGE}",
+            "TypeError: options Options: the group Options ignores unknown options; make it a StageConfig",
+        ),
     ],
 )
 def test_a_plugin_that_fails_to_load_says_why_and_where(tmp_path, source, reason):
