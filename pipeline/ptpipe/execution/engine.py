@@ -280,10 +280,8 @@ class _Execution:
             raise TypeError(f"{stage.kind} has the outputs {', '.join(types)}; ptpipe_launch returned {outputs!r}")
         stored = {}
         for name, type_ in types.items():
-            output = outputs[name]
-            if not isinstance(output, type_ | Path):
-                given = type(output).__name__
-                raise TypeError(f"{stage.kind} promised {name}: {type_.__name__}, ptpipe_launch returned a {given}")
+            if not isinstance(output := outputs[name], type_ | Path):
+                raise TypeError(f"{stage.kind} has {name}: {type_.__name__}; ptpipe_launch returned {output!r:.80}")
             stored[name] = self.store.adopt(output, type_) if isinstance(output, Path) else self.store.put(output)
             if issubclass(type_, Verdict):  # what decides how the run ends is read from the summary
                 decisive = self.store.get(stored[name].digest, type_).judgement()

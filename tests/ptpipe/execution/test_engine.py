@@ -514,9 +514,9 @@ def test_what_a_plugins_launcher_tells_belongs_to_the_stage(project):
         ("return 3", "TypeError: toy.make has the outputs output; ptpipe_launch returned 3"),
         (
             "import ptpipe_file_toy as toy; return {'output': toy.Text('3')}",
-            "TypeError: toy.make promised output: Number, ptpipe_launch returned a Text",
+            "TypeError: toy.make has output: Number; ptpipe_launch returned <ptpipe_file_toy.Text object at ",
         ),
-        ("return {'output': '3'}", "TypeError: toy.make promised output: Number, ptpipe_launch returned a str"),
+        ("return {'output': '3'}", "TypeError: toy.make has output: Number; ptpipe_launch returned '3'"),
         ("return 1 / 0", "ZeroDivisionError: division by zero"),
     ],
 )
@@ -524,7 +524,7 @@ def test_a_launcher_that_breaks_fails_the_stage(project, body, message):
     project.write(SUM, **with_launcher(project, body))
     result = project.run()
     assert result.exit_code == ExitCode.FAILED
-    assert result.stages["one"].message == message
+    assert re.sub("(?<= at )0x.*", "", result.stages["one"].message) == message
 
 
 SAVED = """
