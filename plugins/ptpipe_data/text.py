@@ -17,6 +17,7 @@ from ptpipe_data.duplicates import report_shared
 from ptpipe_data.splitting import draw_missing_splits
 from ptpipe_data.table_file import TableFile
 from ptpipe_data.table_targets import TableReader, row_groups, row_splits, rows_of, source_of
+from ptpipe_data.tagged_words import TaggedWords
 from ptpipe_data.text_files import read_texts, target_names
 from ptpipe_data.text_paths import find_source
 from ptpipe_data.tokenizer import Encoded, TextTokenizer
@@ -33,7 +34,7 @@ from ptpipe_torch import (
     TokensInfo,
 )
 from ptpipe_torch.data.column import SubsetColumn
-from ptpipe_torch.task.token_classification import IGNORE
+from ptpipe_torch.task.token_classification import IGNORE, MISSED, TAGS
 
 if TYPE_CHECKING:
     from ptpipe_data.table_config import TextConfig
@@ -125,23 +126,32 @@ class _TextReader:
         tags = {name: _tags(file, target, words[name]) for name, file in self.files.items()}
         names = sorted({tag for row in rows_of(self.drawn["train"]).tolist() for tag in tags["train"][row]})
         numbers = {name: number for number, name in enumerate(names)}
-        columns = {}
-        for split, rows in tags.items():
+        tagged = {}
+        for name, rows in tags.items():
             for row, of in enumerate(rows):
                 if unseen := [tag for tag in of if tag not in numbers]:
-                    raise self.files[split].error(target, row, f"where {unseen[0]!r} is a tag that train does not have")
-            columns[split] = self._tag_column(encoded[split], [[numbers[tag] for tag in of] for of in rows])
-        task = TokenClassification(class_names=tuple(names), length=self.tokens.length)
-        (target,) = task.targets
-        return task, self._splits(encoded, {target: columns})
+                    raise self.files[name].error(target, row, f"where {unseen[0]!r} is a tag that train does not have")
+            tagged[name] = TaggedWords.found(encoded[name], [[numbers[tag] for tag in of] for of in rows])
+            tagged[name].refuse_many_missed(self.files[name], self.config.text)
+            sentence, is_tagged = tagged[name].description(self.files[name], words[name], names)
+            if sentence:
+                (self.ctx.notice if is_tagged else self.ctx.log)(sentence)
+        has_missed = any(of.is_missed_W.any() for of in tagged.values())
+        task = TokenClassification(class_names=tuple(names), length=self.tokens.length, has_missed=has_missed)
+        return task, self._splits(encoded, self._tag_columns(task, tagged))
 
-    def _tag_column(self, encoded: Encoded, numbers: Sequence[Sequence[int]]) -> RaggedColumn:
-        texts_V = np.repeat(np.arange(len(encoded.lengths_N)), encoded.lengths_N)
-        tags_V = np.full(len(encoded.ids_V), IGNORE)
-        begins_V = encoded.words_V >= 0
-        pairs = zip(texts_V[begins_V].tolist(), encoded.words_V[begins_V].tolist(), strict=True)
-        tags_V[begins_V] = [numbers[text][word] for text, word in pairs]
-        return self._column(tags_V, encoded.offsets, IGNORE)
+    def _tag_columns(
+        self, task: TokenClassification, tagged: Mapping[str, TaggedWords]
+    ) -> dict[str, dict[str, RaggedColumn]]:
+        columns: dict[str, dict[str, RaggedColumn]] = {target: {} for target in task.targets}
+        missed = {name: of.missed(task.num_classes) for name, of in tagged.items()}
+        most = max(int(np.diff(offsets_N).max()) for _, offsets_N in missed.values())
+        for name, of in tagged.items():
+            columns[TAGS][name] = self._column(of.token_tags, of.encoded.offsets, IGNORE)
+            if task.has_missed:
+                length = None if self.config.padding == "longest" else most
+                columns[MISSED][name] = RaggedColumn(*missed[name], IGNORE, length)
+        return columns
 
     def _splits(self, encoded: Mapping[str, Encoded], targets: Mapping[str, Mapping[str, Column]]) -> dict[str, Split]:
         """Return the splits. `targets`: for each target the column of each file."""

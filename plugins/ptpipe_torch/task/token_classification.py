@@ -1,6 +1,7 @@
 """A class for each token, such as names of persons and places.
 
-Shape legend: B samples of a batch, L tokens of the longest one, K classes, T counted tokens.
+Shape legend: B samples of a batch, L tokens of the longest one, M most words of one without a token, K classes,
+T counted tokens.
 """
 
 from __future__ import annotations
@@ -28,8 +29,13 @@ if TYPE_CHECKING:
 
 IGNORE = -1
 """The target of tokens that don't count: padding, and the further tokens of a word."""
-_OUTPUT, _TARGET = "logits", "tags"
-_OUTSIDE = "O"
+MISSED = "missed"
+"""The target of words that no token stands for, as a tokenizer has none or truncation cut them: see `missed_words`."""
+OUTSIDE = "O"
+"""The tag of words of no entity."""
+TAGS = "tags"
+"""The target of tokens."""
+_OUTPUT = "logits"
 
 
 class TokenClassification(ClassTask):
@@ -41,10 +47,14 @@ class TokenClassification(ClassTask):
 
     length: PositiveInt | Literal["length"] = LENGTH
     """L, or its symbol."""
+    has_missed: bool = False
+    """Whether there is a second target, `missed`, int64 (B, M): words without a token count as predicted to be O, or
+    where there is no O as none of the classes."""
 
     @property
     def targets(self) -> Mapping[str, ColumnInfo]:
-        return {_TARGET: ArrayInfo(dtype="int64", shape=(self.length,))}
+        tags = {TAGS: ArrayInfo(dtype="int64", shape=(self.length,))}
+        return tags | ({MISSED: ArrayInfo(dtype="int64", shape=("words",))} if self.has_missed else {})
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
@@ -58,7 +68,7 @@ class TokenClassification(ClassTask):
     def has_entities(self) -> bool:
         """Whether the classes are those of IOB2."""
         prefixes = {name[:2] for name in self.class_names}
-        return {_OUTSIDE, "B-"} <= prefixes <= {_OUTSIDE, "B-", "I-"}
+        return {OUTSIDE, "B-"} <= prefixes <= {OUTSIDE, "B-", "I-"}
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
@@ -69,9 +79,9 @@ class TokenClassification(ClassTask):
 
     def losses(self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Cross-entropy, averaged over a sample's tokens that count; 0 where none does."""
-        weights_K = constant(self.class_weights, targets[_TARGET].device) if self.class_weights else None
-        losses_BL = token_losses(outputs[_OUTPUT], targets[_TARGET], weights_K)
-        return mean_of_counted(losses_BL, targets[_TARGET])
+        weights_K = constant(self.class_weights, targets[TAGS].device) if self.class_weights else None
+        losses_BL = token_losses(outputs[_OUTPUT], targets[TAGS], weights_K)
+        return mean_of_counted(losses_BL, targets[TAGS])
 
     def teacher_losses(
         self,
@@ -82,16 +92,20 @@ class TokenClassification(ClassTask):
     ) -> torch.Tensor:
         """KL divergence from the teacher's classes, averaged over a sample's tokens that count."""
         losses_BL = class_divergence(outputs[_OUTPUT], teacher_outputs[_OUTPUT], 2, temperature)
-        return mean_of_counted(losses_BL, targets[_TARGET])
+        return mean_of_counted(losses_BL, targets[TAGS])
 
     def sums(self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The confusion matrix of tokens, rows are tags; entities that are right, predicted and there; the losses."""
+        """The confusion matrix of tokens, rows are tags; entities that are right, predicted and there; the losses.
+
+        `counted`: tokens that count, and words without one.
+        """
         import torch
 
-        predicted_BL, tags_BL = outputs[_OUTPUT].argmax(2), targets[_TARGET]
-        cells_T = (tags_BL * self.num_classes + predicted_BL)[tags_BL != IGNORE]
+        predicted_BL, tags_BL = self._of_words(outputs, targets)
+        cells_T = (tags_BL * self.num_classes + predicted_BL)[(tags_BL != IGNORE) & (predicted_BL != IGNORE)]
         sums = {
             "confusion": torch.bincount(cells_T, minlength=self.num_classes**2),
+            "counted": (tags_BL != IGNORE).sum(),
             "loss": self.losses(outputs, targets).double().sum(),
         }
         return sums | ({"entities": self._entities(predicted_BL, tags_BL).sum(0)} if self.has_entities else {})
@@ -99,7 +113,7 @@ class TokenClassification(ClassTask):
     def figures(self, sums: Mapping[str, npt.NDArray[Any]], num_samples: int) -> dict[str, JSON]:
         confusion_KK = sums["confusion"].reshape(self.num_classes, self.num_classes)
         figures: dict[str, JSON] = {
-            "token_accuracy": int(confusion_KK.trace()) / max(1, int(confusion_KK.sum())),
+            "token_accuracy": int(confusion_KK.trace()) / max(1, int(sums["counted"])),
             "loss": float(sums["loss"]) / num_samples,
             "class_names": list(self.class_names),
             "per_class": [*per_class(confusion_KK, self.class_names)],
@@ -118,16 +132,16 @@ class TokenClassification(ClassTask):
         self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
         """`prediction`, int64 (B, L), -1 where none counts; `score`: the fraction of the tokens that is right."""
-        tags_BL = targets[_TARGET]
-        predicted_BL = outputs[_OUTPUT].argmax(2).masked_fill(tags_BL == IGNORE, IGNORE)
-        return {"prediction": predicted_BL, "score": mean_of_counted((predicted_BL == tags_BL).float(), tags_BL)}
+        predicted_BL = outputs[_OUTPUT].argmax(2).masked_fill(targets[TAGS] == IGNORE, IGNORE)
+        own_BL, tags_BL = self._of_words(outputs, targets)
+        return {"prediction": predicted_BL, "score": mean_of_counted((own_BL == tags_BL).float(), tags_BL)}
 
     def sample_sums(
         self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
         import torch
 
-        predicted_BL, tags_BL = outputs[_OUTPUT].argmax(2), targets[_TARGET]
+        predicted_BL, tags_BL = self._of_words(outputs, targets)
         counted_BL = tags_BL != IGNORE
         sums = {
             "token_accuracy": torch.stack([(predicted_BL == tags_BL).sum(1), counted_BL.sum(1)], dim=1),
@@ -160,7 +174,25 @@ class TokenClassification(ClassTask):
         return [f"{split} has no entity: F1 is undefined there and counts as 0"] if has_none else []
 
     def check_targets(self, split: str, targets: Mapping[str, Column]) -> None:
-        check_token_targets(split, targets[_TARGET], self.num_classes, "classes")
+        check_token_targets(split, targets[TAGS], self.num_classes, "classes")
+
+    def _of_words(
+        self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the predicted and the right classes of tokens, (B, L), with those of words without one among them."""
+        import torch
+
+        predicted_BL, tags_BL = outputs[_OUTPUT].argmax(2), targets[TAGS]
+        if not self.has_missed:
+            return predicted_BL, tags_BL
+        missed_BM = targets[MISSED]
+        missed_tags_BM = (missed_BM % self.num_classes).masked_fill(missed_BM == IGNORE, IGNORE)
+        nothing = self.class_names.index(OUTSIDE) if OUTSIDE in self.class_names else IGNORE
+        places_BL = torch.arange(tags_BL.shape[1], device=tags_BL.device).expand_as(tags_BL)
+        # A word that is missed stands before the token at its place.
+        order_BL = torch.cat([missed_BM // self.num_classes, places_BL], 1).argsort(stable=True, dim=1)
+        predicted_BL = torch.cat([torch.full_like(missed_BM, nothing), predicted_BL], 1).gather(1, order_BL)
+        return predicted_BL, torch.cat([missed_tags_BM, tags_BL], 1).gather(1, order_BL)
 
     def _entities(self, predicted_BL: torch.Tensor, tags_BL: torch.Tensor) -> torch.Tensor:
         """Return the numbers of entities that are right, predicted and there: int64 (B, 3)."""
@@ -184,10 +216,10 @@ class TokenClassification(ClassTask):
         import torch
         from torch.nn.functional import pad
 
-        names = (*self.class_names, _OUTSIDE)  # the last one is found at -1, IGNORE
+        names = (*self.class_names, OUTSIDE)  # the last one is found at -1, IGNORE
         types = sorted({name[2:] for name in names})
         type_K = torch.tensor([types.index(name[2:]) for name in names], device=tags_BL.device)
-        is_inside_K = torch.tensor([name != _OUTSIDE for name in names], device=tags_BL.device)
+        is_inside_K = torch.tensor([name != OUTSIDE for name in names], device=tags_BL.device)
         is_b_K = torch.tensor([name.startswith("B-") for name in names], device=tags_BL.device)
         types_BL, is_inside_BL = type_K[tags_BL], is_inside_K[tags_BL]
         continues_BL = is_inside_BL[:, 1:] & is_inside_BL[:, :-1] & (types_BL[:, 1:] == types_BL[:, :-1])
@@ -196,6 +228,16 @@ class TokenClassification(ClassTask):
         positions_L = torch.arange(tags_BL.shape[1], device=tags_BL.device)
         last_BL = torch.where(is_inside_BL & ~goes_on_BL, positions_L, tags_BL.shape[1])
         return begins_BL, types_BL, last_BL.flip(1).cummin(1).values.flip(1)
+
+
+def missed_words(
+    places_M: npt.NDArray[np.int64], tags_M: npt.NDArray[np.int64], num_classes: int
+) -> npt.NDArray[np.int64]:
+    """Return what stands for words without a token in the target `missed`, (M,), whose rows end in `IGNORE`.
+
+    `places_M`: how many tokens of the text stand before each. `tags_M`: their classes.
+    """
+    return places_M * num_classes + tags_M
 
 
 def token_losses(

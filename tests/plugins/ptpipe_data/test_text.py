@@ -710,6 +710,54 @@ class TestTags:
         tags = rows(whole.splits["train"].targets["tags"])
         assert rows(data.splits["train"].targets["tags"]) == [of[:4] for of in tags]
 
+    @pytest.mark.parametrize("padding", ["longest", "max_length"])
+    def test_words_that_truncation_cuts_count_as_missed(self, tmp_path: Path, load: Load, events, padding: str) -> None:
+        table = {"words": [["a", "b", "c", "d"], ["e"]], "tags": [["O", "B-x", "I-x", "B-x"], ["O"]]}
+        path = write(tmp_path / "t.jsonl", table)
+        data = load(path, **TAGS, max_length=5, padding=padding)
+        assert data.info.task == TokenClassification(
+            class_names=("B-x", "I-x", "O"), length="length" if padding == "longest" else 5, has_missed=True
+        )
+        assert rows(data.splits["train"].targets["tags"]) == [[-1, 2, -1, 0, -1], [-1, 2, -1]]
+        assert rows(data.splits["train"].targets["missed"]) == [[5 * 3 + 1, 5 * 3 + 0], []]
+        assert batch_of(data)["missed"].shape == (2, 2)
+        assert events.notices[-1] == (
+            f"2 of 5 words in {path} have no token, 2 of them with another tag than O (such as 'c', I-x, in row 1): "
+            "nothing is predicted for them, and metrics count that; remedy: a larger max_length, or shorter texts"
+        )
+
+    def test_words_that_the_tokenizer_drops_count_as_missed(self, tmp_path: Path, load: Load, events) -> None:
+        tokenizer = Tokenizer(models.BPE({"[PAD]": 0, **{chr(97 + number): 1 + number for number in range(26)}}, []))
+        tokenizer.save(str(tmp_path / "tokenizer.json"))
+        own = {**TAGS, "tokenizer": str(tmp_path / "tokenizer.json")}
+        table = {
+            "words": [["A", "b", "C", "D", "ef"], ["gH", "1"]],
+            "tags": [["B-x", "I-x", "O", "I-x", "O"], ["O"] * 2],
+        }
+        path, other = write(tmp_path / "t.jsonl", table), {"words": [["a"], ["b"]], "tags": [["O"], ["B-x"]]}
+        data = load(path, **own, test_path=str(write(tmp_path / "u.jsonl", other)))
+        assert rows(data.splits["train"].targets["tags"]) == [[1, 2, -1], [2]]
+        assert rows(data.splits["train"].targets["missed"]) == [[0 * 3 + 0, 1 * 3 + 2, 1 * 3 + 1], [1 * 3 + 2]]
+        assert rows(data.splits["test"].targets["missed"]) == [[], []]
+        (notice,) = events.notices
+        assert notice.startswith(
+            f"4 of 7 words in {path} have no token, 2 of them with another tag than O (such as 'A', "
+        )
+        assert notice.endswith("remedy: a tokenizer that drops no word, such as one with an unknown token")
+        (folder := tmp_path / "stored").mkdir()
+        data.save(folder)
+        stored = Data.load(folder).splits["test"].targets["missed"]
+        assert stored.values().shape == (2, 0)
+
+    def test_dropped_words_outside_of_entities_are_in_the_log_alone(self, tmp_path: Path, load: Load, events) -> None:
+        tokenizer = Tokenizer(models.BPE({"[PAD]": 0, "a": 1}, []))
+        tokenizer.save(str(tmp_path / "tokenizer.json"))
+        path = write(tmp_path / "t.jsonl", {"words": [["a", "\u200b"]], "tags": [["B-x", "O"]]})
+        data = load(path, **TAGS, tokenizer=str(tmp_path / "tokenizer.json"))
+        assert events.notices == [] and "missed" in data.splits["train"].targets
+        (line,) = [event.text for event in events if isinstance(event, LogLine)]
+        assert line.startswith(f"1 of 2 words in {path} have no token, 0 of them with another tag than O ")
+
     def test_words_that_spell_special_tokens(self, tmp_path: Path, load: Load) -> None:
         path = write(tmp_path / "t.jsonl", {"words": [["[PAD]", "a"]], "tags": [["X", "O"]]})
         data = load(path, **TAGS)

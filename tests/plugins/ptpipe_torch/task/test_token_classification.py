@@ -18,10 +18,12 @@ from torch.nn.functional import cross_entropy
 
 from ptpipe import StageError
 from ptpipe_torch import ArrayColumn, ArrayInfo, RaggedColumn, Task, TokenClassification
+from ptpipe_torch.task.token_classification import missed_words
 
 NAMES = ("B-LOC", "B-PER", "I-LOC", "I-PER", "O")
 K, IGNORE = len(NAMES), -1
 TASK = TokenClassification(class_names=NAMES)
+MISSING = TokenClassification(class_names=NAMES, has_missed=True)
 PLAIN = TokenClassification(class_names=("noun", "verb", "other"))
 Tensors = dict[str, torch.Tensor]
 
@@ -193,6 +195,79 @@ class TestEntities:
         assert ("entities" in sums) == has
 
 
+class TestWordsWithoutAToken:
+    """They count as words that nothing was predicted for."""
+
+    @settings(max_examples=100)
+    @given(st.data())
+    def test_figures_are_those_of_all_words(self, data: st.DataObject) -> None:
+        num_words = data.draw(st.lists(st.integers(1, 8), min_size=1, max_size=4))
+        one = st.sampled_from(NAMES)
+        tags = [data.draw(st.lists(one, min_size=number, max_size=number)) for number in num_words]
+        predicted = [[tag if data.draw(st.booleans()) else data.draw(one) for tag in of_row] for of_row in tags]
+        has_token = [[data.draw(st.booleans()) for _ in of_row] for of_row in tags]
+        outputs, targets = with_missed(tags, predicted, has_token, MISSING)
+        everything = [
+            [name if has else "O" for name, has in zip(*pair, strict=True)]
+            for pair in zip(predicted, has_token, strict=True)
+        ]
+        found = figures(outputs, targets, MISSING)
+        f1, precision, recall = expected_figures(tags, everything)
+        assert found["f1"] == pytest.approx(f1)
+        assert (found["precision"], found["recall"]) == (pytest.approx(precision), pytest.approx(recall))
+        pairs = [pair for rows in zip(tags, everything, strict=True) for pair in zip(*rows, strict=True)]
+        assert found["token_accuracy"] == pytest.approx(np.mean([tag == name for tag, name in pairs]))
+        assert np.sum(found["confusion"]) == len(pairs)
+        of_samples = MISSING.sample_sums(outputs, targets)
+        totals = {name: of.double().sum(0).numpy()[None] for name, of in of_samples.items()}
+        assert MISSING.metric_values(totals, len(tags))["f1"] == pytest.approx([f1])
+
+    def test_entities_that_are_cut_or_have_a_gap(self) -> None:
+        tags = [["B-PER", "I-PER", "I-PER", "O", "B-LOC"], ["B-PER", "I-PER", "I-PER", "O", "O"]]
+        has_token = [[True, True, False, False, False], [True, False, True, True, True]]
+        sums = MISSING.sums(*with_missed(tags, tags, has_token, MISSING))
+        assert sums["entities"].tolist() == [0, 3, 3]  # a gap divides what is predicted in two
+
+    def test_where_no_class_stands_for_nothing(self) -> None:
+        task = PLAIN.model_copy(update={"has_missed": True})
+        tags = [["noun", "verb", "noun"], ["other", "noun"]]
+        outputs, targets = with_missed(tags, tags, [[True, False, True], [True, False]], task)
+        found = figures(outputs, targets, task)
+        assert found["token_accuracy"] == pytest.approx(3 / 5)
+        assert found["confusion"] == [[2, 0, 0], [0, 0, 0], [0, 0, 1]]
+        kept = task.samples(outputs, targets)
+        torch.testing.assert_close(kept["score"], torch.tensor([2 / 3, 1 / 2]))
+        assert kept["prediction"].shape == targets["tags"].shape
+
+    def test_the_loss_is_that_of_tokens(self) -> None:
+        outputs, targets = with_missed([["O", "B-PER"]], [["O", "O"]], [[True, False]], MISSING)
+        assert MISSING.losses(outputs, targets) == TASK.losses(outputs, {"tags": targets["tags"]})
+
+
+def with_missed(
+    tags: Sequence[Sequence[str]],
+    predicted: Sequence[Sequence[str]],
+    has_token: Sequence[Sequence[bool]],
+    task: TokenClassification,
+) -> tuple[Tensors, Tensors]:
+    """A first token of no word, then a token and one that doesn't count for each word, unless it has none."""
+    own_tags: list[list[str | None]] = [[None] for _ in tags]
+    own_predicted = [[task.class_names[0]] for _ in tags]
+    missed: list[list[int]] = [[] for _ in tags]
+    for row, words in enumerate(zip(tags, predicted, has_token, strict=True)):
+        for tag, name, has in zip(*words, strict=True):
+            if has:
+                own_tags[row] += [tag, None]
+                own_predicted[row] += [name, task.class_names[-1]]
+            else:
+                place, number = np.array([len(own_tags[row])]), np.array([task.class_names.index(tag)])
+                missed[row] += missed_words(place, number, task.num_classes).tolist()
+    outputs, targets = of_tags(own_tags, own_predicted, task)
+    most = max(map(len, missed))
+    targets["missed"] = torch.tensor([[*of, *[IGNORE] * (most - len(of))] for of in missed], dtype=torch.int64)
+    return outputs, targets
+
+
 class TestFigures:
     @settings(max_examples=25)
     @given(st.lists(st.lists(st.integers(1, 6), min_size=1, max_size=4), min_size=2, max_size=4), st.booleans())
@@ -259,6 +334,8 @@ def test_the_facts_are_stored() -> None:
         assert task.targets == {"tags": ArrayInfo(dtype="int64", shape=(length,))}
         assert str(task.outputs[0]) == f"logits (batch, {length}, 5) float32"
         assert task.class_scores == {"logits": 2}
+    assert [str(of.spec(name)) for name, of in MISSING.targets.items()][1] == "missed (batch, words) int64"
+    assert Task.from_json(MISSING.to_json()) == MISSING
 
 
 @pytest.mark.parametrize(
