@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from ptpipe import JSON, Context, StageError
 from ptpipe_onnx.quantization.config import QuantizerConfig
-from ptpipe_torch import Data, Deployable, OnnxFile, Task
-from ptpipe_torch.parity.comparison import ComparedSamples, figures_of, output_rows
+from ptpipe_torch import Data, DatasetInfo, Deployable, OnnxFile
+from ptpipe_torch.parity.comparison import ComparedSamples, counted_rows, figures_of, output_rows
 from ptpipe_torch.parity.parity import signal_to_noise
 
 Rows = npt.NDArray[np.float32]
@@ -89,35 +89,42 @@ def paired_rows(
     """
     samples, form = ComparedSamples(data, split, num_samples, ctx.seed), models[0].input_form
 
-    def predicted() -> Iterator[tuple[Outputs, Outputs]]:
+    def predicted() -> Iterator[tuple[Outputs, Outputs, Outputs]]:
         num_done = 0
         with models[0].predictor() as predict_first, models[1].predictor() as predict_second:
             order_N = samples.fitting(predict_first, form).positions
             for batch in data.batches(split, order_N=order_N, batch_size=samples.batch_size, input_form=form):
                 inputs = batch.input_arrays()
-                yield predict_first(inputs), predict_second(inputs)
+                yield inputs, predict_first(inputs), predict_second(inputs)
                 num_done += len(batch)
                 if is_reported:
                     ctx.progress(num_done, len(order_N), "samples")
 
     names = [spec.name for spec in models[0].signature.outputs if spec.is_float]
-    return join_rows(data.info.task, names, predicted())
+    return join_rows(data.info, names, predicted())
 
 
-def join_rows(task: Task, names: Sequence[str], batches: Iterable[tuple[Outputs, Outputs]]) -> Mapping[str, PairedRows]:
-    """Return these outputs of two models, of one batch after the other, by name."""
+def join_rows(
+    info: DatasetInfo, names: Sequence[str], batches: Iterable[tuple[Outputs, Outputs, Outputs]]
+) -> Mapping[str, PairedRows]:
+    """Return outputs of two models by name, without rows of padding.
+
+    `batches`: of each the inputs, and the outputs of both models.
+    """
     rows: dict[str, list[tuple[Rows, Rows]]] = {name: [] for name in names}
     num_samples, shapes = 0, dict[str, tuple[int, ...]]()
-    for first, second in batches:
+    for inputs, first, second in batches:
         num_samples += len(next(iter(first.values())))
         shapes |= {name: first[name].shape for name in names}
         for name, pairs in rows.items():
-            pairs.append((output_rows(task, name, first[name]), output_rows(task, name, second[name])))
+            is_counted_N = counted_rows(info, name, inputs)
+            own, other = (output_rows(info.task, name, of[name]) for of in (first, second))
+            pairs.append((own, other) if is_counted_N is None else (own[is_counted_N], other[is_counted_N]))
     found = {}
     for name, pairs in rows.items():
         first_NK, second_NK = (np.concatenate(parts) for parts in zip(*pairs, strict=True))
         num_features = shapes[name][2] if len(shapes[name]) == 3 else None
-        found[name] = PairedRows(first_NK, second_NK, name in task.class_scores, num_samples, num_features)
+        found[name] = PairedRows(first_NK, second_NK, name in info.task.class_scores, num_samples, num_features)
     return found
 
 

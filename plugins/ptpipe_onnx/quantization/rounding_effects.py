@@ -119,7 +119,7 @@ def _measurement(
     ctx: Context, split: str, float_file: OnnxFile, switched: _SwitchedFile, data: Data, fixed_size: int | None
 ) -> Callable[[Collection[str], int], Figures]:
     """Return a function of the groups that are rounded and a number of samples. `fixed_size`: of all batches."""
-    task, names = data.info.task, [spec.name for spec in float_file.signature.outputs if spec.is_float]
+    info, names = data.info, [spec.name for spec in float_file.signature.outputs if spec.is_float]
     order_N = epoch_order(len(data.splits[split]), ctx.seed, 0)[:_NUM_SAMPLES]
     batch_size = fixed_size or _BATCH_SIZE
     read = data.batches(split, order_N=order_N, batch_size=batch_size)
@@ -132,7 +132,9 @@ def _measurement(
     def measure(rounded: Collection[str], num_samples: int) -> Figures:
         num_batches = -(-num_samples // batch_size)
         found = (switched.run(inputs, rounded) for inputs in batches[:num_batches])
-        return figures_of(join_rows(task, names, zip(expected[:num_batches], found, strict=True)))
+        return figures_of(
+            join_rows(info, names, zip(batches[:num_batches], expected[:num_batches], found, strict=True))
+        )
 
     return measure
 

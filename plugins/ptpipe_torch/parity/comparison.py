@@ -20,8 +20,10 @@ from torch import nn
 
 from ptpipe import JSON, Context, StageError
 from ptpipe_torch.data.data import Data
+from ptpipe_torch.data.dataset_info import DatasetInfo
 from ptpipe_torch.data.order import epoch_order
 from ptpipe_torch.data.raw_form import NORMALIZED, InputForm
+from ptpipe_torch.data.tokens import TokensInfo
 from ptpipe_torch.int8.fx import float_network
 from ptpipe_torch.memory_format import to_channels_last
 from ptpipe_torch.model.deployable import Deployable, Predictor
@@ -156,11 +158,11 @@ def compare_outputs(ctx: Context, exported: Exported, model: Model, samples: Com
     _check_rankings(exported, model, found, of_torch)
     task = samples.data.info.task
     num_samples = len(samples.positions)
-    parities = {
-        spec.name: _parity(exported, model, task, spec, [*found[spec.name], *of_torch[spec.name]], num_samples)
-        for spec in model.signature.outputs
-        if spec.name in found
-    }
+    parities = {}
+    for spec in (spec for spec in model.signature.outputs if spec.name in found):
+        rows, counted = [*found[spec.name], *of_torch[spec.name]], predicting.counted.get(spec.name)
+        parity = _parity(exported, model, task, spec, rows, num_samples)
+        parities[spec.name] = replace(parity, is_counted_N=np.concatenate(counted)) if counted else parity
     _report_noise(ctx, parities)
     return parities
 
@@ -206,6 +208,8 @@ class _Predicting:
     order: list[list[torch.Tensor]] = field(default_factory=list)
     """The positions that the exported model found, in each batch."""
     num_done: int = 0
+    counted: Mapping[str, list[npt.NDArray[np.bool_]]] = field(default_factory=dict)
+    """What `counted_rows` says of each batch that was predicted last, by the names of outputs."""
 
     def with_order_kept(self, outputs: Arrays) -> Arrays:
         """Keep the positions that the exported model found in a batch; return its outputs with the values ranked."""
@@ -228,13 +232,15 @@ class _Predicting:
 
     def outputs(self, predict: Callable[[Arrays], tuple[Arrays, ...]], form: InputForm) -> dict[str, list[Logits]]:
         """Return each output by its name: of all samples, from each model whose outputs `predict` returns."""
-        num_samples, task = len(self.samples.positions), self.samples.data.info.task
+        num_samples, info = len(self.samples.positions), self.samples.data.info
         names = [spec.name for spec in self.signature.outputs if spec.is_float]
-        batches = defaultdict[str, list[list[Logits]]](list)
+        batches, self.counted = defaultdict[str, list[list[Logits]]](list), {name: [] for name in names}
         for inputs in self.samples.batches(form):
             predictions = predict(inputs)
             for name in names:
-                batches[name].append([output_rows(task, name, outputs[name]) for outputs in predictions])
+                batches[name].append([output_rows(info.task, name, outputs[name]) for outputs in predictions])
+                if (is_counted_N := counted_rows(info, name, inputs)) is not None:
+                    self.counted[name].append(is_counted_N)
             for name in (of.comparable for of in self.rankings):
                 if all(name in outputs for outputs in predictions):
                     batches[name].append([_ranked_rows(outputs[name]) for outputs in predictions])
@@ -298,6 +304,21 @@ def output_rows(task: Task, name: str, output: npt.NDArray[Any]) -> Logits:
     axis = task.class_scores.get(name, 1)
     rows = output.reshape(len(output), -1) if output.ndim < 3 else np.moveaxis(output, axis, -1)
     return rows.reshape(-1, rows.shape[-1]).astype(np.float32, copy=False)
+
+
+def counted_rows(info: DatasetInfo, name: str, inputs: Arrays) -> npt.NDArray[np.bool_] | None:
+    """Return which of the `output_rows` of an output are of a token, not of the padding behind a text; None: all are.
+
+    `inputs`: those of a batch. Only where each token has scores of classes are rows such of tokens.
+    """
+    tokens = {own: of for own, of in info.inputs.items() if isinstance(of, TokensInfo)}
+    lengths = {of.length for of in tokens.values()}
+    of_tokens = {spec.name for spec in info.task.outputs if lengths & {*spec.sample_shape[:1]}}
+    if name not in of_tokens or info.task.class_scores.get(name) != 2:
+        return None
+    is_token_BL = np.any([inputs[own] != of.padding_id for own, of in tokens.items()], axis=0)
+    reached_BL: npt.NDArray[np.bool_] = np.logical_or.accumulate(is_token_BL[:, ::-1], axis=1)[:, ::-1]
+    return reached_BL.reshape(-1)
 
 
 def _ranked_rows(values: npt.NDArray[Any]) -> Logits:

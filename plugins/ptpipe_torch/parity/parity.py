@@ -93,6 +93,9 @@ class Parity:
     """That the rows are of, where these are pixels or tokens; None: a row is a sample."""
     num_features: int | None = None
     """Size of the last axis of an output with three; None: it has fewer, or more."""
+    is_counted_N: npt.NDArray[np.bool_] | None = None
+    """Which rows of class scores are predictions, as the padding of texts is none; None: all. Tolerances hold for all
+    rows, figures of predicted classes and of signal over noise are of these."""
 
     def __post_init__(self) -> None:
         for name, logits_NK in (("torch model", self.torch_NK), (self.exported, self.exported_NK)):
@@ -109,7 +112,7 @@ class Parity:
             f"mean_abs_{self._value}_difference": float(difference_NK.mean()),
         }
         if self.are_class_scores:
-            figures["top1_agreement"] = float(np.mean(self.exported_NK.argmax(1) == self._classes))
+            figures["top1_agreement"] = float(np.mean(self._counted(self.exported_NK.argmax(1) == self._classes)))
         if self.step is not None:
             figures[f"max_{self._value}_difference_steps"] = float(difference_NK.max() / self.step)
             figures[f"mean_{self._value}_difference_steps"] = float(difference_NK.mean() / self.step)
@@ -118,7 +121,7 @@ class Parity:
             figures["rms_quantization_error"] = _rms(self.torch_NK - self.float_NK)
             figures |= {f"quantization_{name}": value for name, value in self._quantization(self.float_NK).items()}
             if self.are_class_scores:
-                figures["num_decided_labels"] = int(self._decided().sum())
+                figures["num_decided_labels"] = int(self._counted(self._decided()).sum())
         return figures
 
     @cached_property
@@ -130,9 +133,13 @@ class Parity:
         """Return how near the int8 model's outputs are to the float network's; what all classes share is no signal."""
         if not self.are_class_scores:
             return signal_to_noise(float_NK, self.torch_NK, self.has_positions, self.num_features)
-        agreement = float(np.mean(self._classes == float_NK.argmax(1)))
-        expected_NK, found_NK = (of - of.mean(axis=1, keepdims=True) for of in (float_NK, self.torch_NK))
+        pair = (self._counted(of) for of in (float_NK, self.torch_NK))
+        expected_NK, found_NK = (of - of.mean(axis=1, keepdims=True) for of in pair)
+        agreement = float(np.mean(self._counted(self._classes == float_NK.argmax(1))))
         return {"top1_agreement": agreement, **signal_to_noise(expected_NK, found_NK, False, None)}
+
+    def _counted(self, of_N: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return of_N if self.is_counted_N is None else of_N[self.is_counted_N]
 
     @property
     def has_positions(self) -> bool:

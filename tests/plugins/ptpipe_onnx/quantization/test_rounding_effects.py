@@ -16,7 +16,7 @@ from ptpipe_onnx import quantize_onnx
 from ptpipe_onnx.quantization.agreement import join_rows
 from ptpipe_onnx.quantization.preparation import load_preprocessed
 from ptpipe_onnx.quantization.rounding_effects import _SwitchedFile, is_poor
-from ptpipe_torch import OnnxFile, Unlabeled
+from ptpipe_torch import DatasetInfo, OnnxFile, TokenClassification, TokensInfo, Unlabeled
 
 from ..conftest import RecordedEvents
 from .test_post_training import Run, fixed_batch_file, images_of, logits
@@ -121,8 +121,22 @@ BOXES_AND_SCORES = np.concatenate(
 
 
 def paired(float_output: np.ndarray, rounded: np.ndarray) -> dict[str, object]:
-    halves = [({"y": float_output[rows]}, {"y": rounded[rows]}) for rows in (slice(0, 2), slice(2, None))]
-    return join_rows(Unlabeled(), ["y"], halves)["y"].figures
+    halves = [({}, {"y": float_output[rows]}, {"y": rounded[rows]}) for rows in (slice(0, 2), slice(2, None))]
+    return join_rows(DatasetInfo("x", {}, Unlabeled()), ["y"], halves)["y"].figures
+
+
+def test_classes_of_padding_are_no_predictions() -> None:
+    info = DatasetInfo(
+        "texts",
+        {"tokens": TokensInfo(vocabulary_size=9, max_length=4)},
+        TokenClassification(class_names=("a", "b")),
+    )
+    scores = np.float32([[[2, 1], [1, 2], [1, 2], [1, 2]]])
+    batches = [
+        ({"tokens": np.array([[5, 6, 0, 0]])}, {"logits": scores}, {"logits": scores * [[[1], [1], [-1], [-1]]]})
+    ]
+    pair = join_rows(info, ["logits"], batches)["logits"]
+    assert len(pair.first_NK) == 2 and pair.figures["top1_agreement"] == 1
 
 
 @pytest.mark.parametrize("axes", [(0, 1, 2), (0, 2, 1)])

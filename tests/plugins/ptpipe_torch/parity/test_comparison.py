@@ -13,7 +13,16 @@ from torch import nn
 
 from ptpipe import Context
 from ptpipe.events import Event, Notice, Progress
-from ptpipe_torch import ArrayColumn, Data, FunctionRef, LoaderOptions, Model, Recipe, builder
+from ptpipe_torch import (
+    ArrayColumn,
+    Data,
+    FunctionRef,
+    LoaderOptions,
+    Model,
+    Recipe,
+    TokenClassification,
+    builder,
+)
 from ptpipe_torch.model.deployable import Predictor
 from ptpipe_torch.parity import comparison
 from ptpipe_torch.parity.comparison import ComparedSamples, Exported, _report_noise, compare_outputs
@@ -21,6 +30,7 @@ from ptpipe_torch.parity.parity import Parity
 
 from ....datasets import image_info, image_split
 from ....signatures import classifier
+from ....texts import network_of, text_data
 
 NUM_SAMPLES = 70
 SHAPE_CHW = (1, 4, 4)
@@ -70,6 +80,36 @@ def test_all_samples_are_compared_in_one_order(data: Data, model: Model, tmp_pat
     done = [(event.done, event.total) for event in events if isinstance(event, Progress)]
     assert done[-1] == (2 * 68, 2 * 68)
     assert [count for count, _ in done] == sorted(count for count, _ in done)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_padding_is_no_prediction(tmp_path: Path, padded: bool) -> None:
+    """Of short texts in a batch with a long one, most rows are of padding."""
+    length = 12 if padded else "length"
+    task = TokenClassification(class_names=tuple("abcde"), length=length)
+    texts = text_data(task, num=(16, 40, 16), min_length=1, padded=padded)
+    model = network_of("lstm", texts, Context("net", "model.text_lstm", 3, tmp_path))
+    figures = {}
+    for split in ("test", "calibration"):
+        samples = ComparedSamples(texts, split, 40, seed=3)
+        exported = Exported(OtherPadding(model.recipe, model.tensors), "file")
+        found = compare_outputs(Context("onnx", "export.onnx", 3, tmp_path), exported, model, samples)["logits"]
+        assert found.is_counted_N is not None
+        lengths_N = texts.splits[split].inputs["tokens"].lengths
+        assert lengths_N is not None and found.is_counted_N.sum() == lengths_N.sum() < len(found.exported_NK)
+        figures[split] = found.figures["top1_agreement"]
+    assert figures == {"test": 1, "calibration": 1}
+
+
+class OtherPadding(Model):
+    """The model, whose file gives other classes where there is padding."""
+
+    @contextmanager
+    def predictor(self, num_threads: int | None = None) -> Iterator[Predictor]:
+        with super().predictor(num_threads) as predict:
+            yield lambda inputs: {
+                "logits": predict(inputs)["logits"] * np.where(inputs["tokens"] == 0, -1, 1)[..., None].astype("f4")
+            }
 
 
 def test_outputs_of_pictures_are_compared_on_fewer_samples(

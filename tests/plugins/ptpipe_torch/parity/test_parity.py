@@ -52,6 +52,22 @@ def test_classes_are_compared_with_the_float_networks_by_what_tells_them_apart(a
     assert figures["quantization_top1_agreement"] == np.mean(torch_NK.argmax(1) == float_NK.argmax(1)) < 1
 
 
+def test_rows_of_padding_are_no_predictions() -> None:
+    """Their classes may all be others: a network's outputs there are of no use, and nearly equal."""
+    is_counted_N = np.arange(400) % 4 == 0
+    float_NK = TORCH_NK + NOISE_NK * 1e-3
+    float_NK[~is_counted_N] = TORCH_NK[~is_counted_N, ::-1]
+    exported_NK = np.where(is_counted_N[:, None], TORCH_NK, -TORCH_NK)
+    found = Parity(exported_NK, TORCH_NK, float_NK, is_counted_N=is_counted_N)
+    alone = Parity(*(of[is_counted_N] for of in (exported_NK, TORCH_NK, float_NK)))
+    for name in ("top1_agreement", "quantization_top1_agreement", "quantization_sqnr_db"):
+        assert found.figures[name] == pytest.approx(alone.figures[name])
+    assert found.figures["top1_agreement"] == 1 and found.figures["num_decided_labels"] <= is_counted_N.sum()
+    assert found.figures["max_abs_logit_difference"] == pytest.approx(2 * np.abs(TORCH_NK[~is_counted_N]).max())
+    with pytest.raises(StageError, match="disagree"):  # a fault anywhere is one of the file
+        found.check()
+
+
 def test_a_float_file_may_differ_by_rounding_only() -> None:
     largest = float(np.abs(TORCH_NK).max())
     Parity(TORCH_NK, TORCH_NK).check()
