@@ -1,4 +1,7 @@
-"""Losses that stay on the device and are read a few times a second, so that no step waits for a number."""
+"""Losses: their gradients; and those of steps, which stay on the device and are read a few times a second.
+
+So no step waits for a number.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,19 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
+
+from ptpipe import StageError
+
+
+def backward(loss: torch.Tensor) -> None:
+    """Accumulate the gradients of a loss. Raises StageError where it has none."""
+    if not loss.requires_grad:
+        raise StageError(
+            "nothing can be learned: the loss has no gradient of what is trained. detach(), .data, item(), NumPy and "
+            "torch.no_grad(), in the network's forward() or in a loss of your own, lose it: compute with torch's "
+            "operators alone"
+        )
+    torch.autograd.backward(loss)
 
 
 class StepLoss(NamedTuple):

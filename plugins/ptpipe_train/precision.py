@@ -22,6 +22,7 @@ from ptpipe_torch.model.outputs import named_outputs
 from ptpipe_torch.runtime import seeded
 from ptpipe_train.cuda_graphs import PASSES_TO_CAPTURE, CudaGraphs, Passes
 from ptpipe_train.device import DeviceSettings
+from ptpipe_train.losses import backward
 from ptpipe_train.measured_once import measure_once
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ def _forward_backward(module: nn.Module, task: Task, settings: DeviceSettings, b
     with settings.autocast():
         returned = module(*batch.args)
     loss = task.losses(named_outputs(returned, task.outputs), batch.targets).mean()
-    torch.autograd.backward(loss)
+    backward(loss)
     return loss.detach()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +44,8 @@ def build_model(config: PythonModelConfig, ctx: Context, data: Data) -> Model:
         path = Path(config.weights_file).expanduser()
         for notice in weights.load_state(network, weights.read_weights(path, ctx.notice), str(path)):
             ctx.notice(notice)
+    else:
+        weights.refuse_not_finite(network, maker)
     inputs = _inputs(data)
     try:
         signature = _signature(network, inputs, data.info, file, maker)
@@ -57,6 +59,11 @@ def build_model(config: PythonModelConfig, ctx: Context, data: Data) -> Model:
         ctx.notice(
             f"{maker}: the network ends in {name}, but its task takes logits, which are what comes before {name}: "
             "return those, else it learns and is measured wrongly"
+        )
+    if data.info.task.outputs and _loses_gradient(network, outputs.values()):
+        ctx.notice(
+            f"{maker}: the network can be evaluated, not trained: its outputs have no gradient. detach(), .data, NumPy "
+            "and torch.no_grad() in forward() lose it: compute with torch's operators alone"
         )
     if reason := _fails_alone(network, inputs, signature, maker):
         ctx.notice(f"{maker}: {reason}")
@@ -159,6 +166,12 @@ def _squashing_operator(output: torch.Tensor) -> str | None:
     while node is not None and node.name().startswith(_VIEWS):
         node = node.next_functions[0][0]
     return None if node is None else _SQUASHING.get(node.name())
+
+
+def _loses_gradient(network: nn.Module, outputs: Iterable[torch.Tensor]) -> bool:
+    """Return whether no output depends on the parameters in a way that torch can follow."""
+    has_parameters = any(parameter.requires_grad for parameter in network.parameters())
+    return has_parameters and not any(output.requires_grad for output in outputs)
 
 
 def _check_rebuilt(rebuilt: Mapping[str, torch.Tensor], outputs: Mapping[str, torch.Tensor], maker: str) -> None:

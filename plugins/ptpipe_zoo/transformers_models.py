@@ -29,6 +29,7 @@ from ptpipe_zoo.config import TRANSFORMERS_RESERVED
 from ptpipe_zoo.hf_folder import check_vocabulary, read_json
 from ptpipe_zoo.nets import Rescale
 from ptpipe_zoo.text_nets import TextSizes, attention_bias
+from ptpipe_zoo.weights import refuse_not_finite
 
 if TYPE_CHECKING:
     from ptpipe_zoo.config import TransformersConfig
@@ -269,6 +270,7 @@ def _load(network: nn.Module, arguments: Mapping[str, Any], folder: Path, ctx: C
         )
     _use_linear_layers(loaded)
     network.load_state_dict(loaded.state_dict())
+    refuse_not_finite(network, str(folder))
     others = {entry[0] if isinstance(entry, tuple) else entry for entry in found["mismatched_keys"]}
     fresh = sorted({*found["missing_keys"], *others})
     base = f"{getattr(network, 'base_model_prefix', '')}."

@@ -22,6 +22,7 @@ from ptpipe_torch.runtime import warnings_silenced
 _OLD_DENSENET = re.compile(r"(.*denselayer\d+\.(?:norm|relu|conv))\.([12]\..*)")
 _AUXILIARY = ("aux1.", "aux2.", "AuxLogits.", "aux_classifier.")
 _COUNTER = ".num_batches_tracked"
+_STATISTICS = ("running_mean", "running_var")
 _COMPILED = "_orig_mod."
 """What torch.compile puts in front of the names of what it wraps."""
 _MAX_WRAPPERS = 3
@@ -86,7 +87,7 @@ def load_weights(
         heads: names of the last ones, whose outputs are the logits.
         source: of the weights, for errors.
 
-    Raises StageError if any other tensor is missing, unexpected or of another shape.
+    Raises StageError if any other tensor is missing, unexpected, of another shape or not finite.
     """
     own = network.state_dict()
     named = {_OLD_DENSENET.sub(r"\1\2", name): tensor for name, tensor in weights.items()}
@@ -101,7 +102,7 @@ def load_weights(
 def load_state(network: nn.Module, weights: Mapping[str, torch.Tensor], source: str) -> list[str]:
     """Copy a state dict into the network it was saved from, in place; `source` names it in errors. Return notices.
 
-    Raises StageError if any tensor is missing, unexpected or of another shape.
+    Raises StageError if any tensor is missing, unexpected, of another shape or not finite.
     """
     state, notices = unwrapped(weights, network.state_dict(), source)
     _load(network, state, source)
@@ -132,6 +133,23 @@ def unwrapped(
     return state, [f"not loaded from {source}, being outside of {prefix!r}: {_first_few(left_out)}"]
 
 
+def refuse_not_finite(network: nn.Module, source: str) -> None:
+    """Raise StageError where a parameter or a norm's statistics have NaN, or a parameter to train infinite values.
+
+    Other buffers may have either, and frozen parameters infinity, as masks do. `source`: of the weights, for errors.
+    """
+    buffers = (pair for pair in network.named_buffers() if pair[0].endswith(_STATISTICS))
+    for name, tensor in (*network.named_parameters(), *buffers):
+        if not tensor.is_floating_point() or not tensor.numel():
+            continue
+        # Unlike isfinite(), the ends take no memory for each value; they are NaN where one is.
+        smallest, largest = (float(end) for end in torch.aminmax(tensor.detach()))
+        found = "NaN" if math.isnan(smallest) else "infinite values" if math.isinf(largest - smallest) else ""
+        if found == "NaN" or (found and tensor.requires_grad):
+            remedy = "take weights from before their training diverged"
+            raise StageError(f"{source}: {name} has {found}, with which no network computes anything; {remedy}")
+
+
 def _load(network: nn.Module, state: dict[str, torch.Tensor], source: str) -> None:
     own = network.state_dict()
     for name in own:
@@ -141,6 +159,7 @@ def _load(network: nn.Module, state: dict[str, torch.Tensor], source: str) -> No
     if problems:
         raise StageError(f"{source} doesn't match the network: {'; '.join(problems)}")
     network.load_state_dict(state)
+    refuse_not_finite(network, source)
 
 
 def _fit_stem(state: dict[str, torch.Tensor], own: Mapping[str, torch.Tensor], name: str) -> list[str]:

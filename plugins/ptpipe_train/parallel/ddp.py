@@ -22,6 +22,7 @@ from ptpipe_train.config_parallel import Parallel
 from ptpipe_train.cuda_graphs import CudaGraphs
 from ptpipe_train.device import DeviceSettings
 from ptpipe_train.evaluation import buffers_restored
+from ptpipe_train.losses import backward
 from ptpipe_train.parallel.batch_shard import BatchShard
 from ptpipe_train.parallel.buffers import BufferSync, RangeSync, find_written
 from ptpipe_train.parallel.gradients import SharedAverage, average_compressed
@@ -41,7 +42,7 @@ class SingleProcess(ParallelStrategy):
         with self.times.part("forward"):
             loss = self._forward(batch, objective)
         with self.times.part("backward"):
-            torch.autograd.backward(scaler.scale(loss))
+            backward(scaler.scale(loss))
         return loss.detach()
 
     def _forward(self, batch: Batch, objective: Objective) -> torch.Tensor:
@@ -66,7 +67,7 @@ class CapturedProcess(SingleProcess):
     ) -> torch.Tensor:
         def passes(batch: Batch) -> torch.Tensor:
             loss = self._forward(batch, objective)
-            torch.autograd.backward(scaler.scale(loss))
+            backward(scaler.scale(loss))
             return loss.detach()
 
         with self.times.part("forward_backward"):
@@ -138,7 +139,7 @@ class DDPStrategy(ParallelStrategy):
                 loss = objective(returned, batch)
             with self.times.backward():
                 # DistributedDataParallel averages over ranks, but contributions to the mean must be summed.
-                torch.autograd.backward(scaler.scale(loss * self.workers.size))
+                backward(scaler.scale(loss * self.workers.size))
         self._buffers.pass_done()
         return loss.detach()
 

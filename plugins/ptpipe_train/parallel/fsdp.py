@@ -16,6 +16,7 @@ from ptpipe import StageError
 from ptpipe_torch import Batch
 from ptpipe_train.config_parallel import Parallel
 from ptpipe_train.evaluation import buffers_restored, state_restored
+from ptpipe_train.losses import backward
 from ptpipe_train.parallel.batch_shard import BatchShard
 from ptpipe_train.parallel.buffers import BufferSync, RangeSync, find_written
 from ptpipe_train.parallel.gradients import clip_together
@@ -68,7 +69,7 @@ class FSDPStrategy(ParallelStrategy):
                 loss = objective(returned, batch)
             with self.times.part("backward"):
                 # FSDP averages over ranks, but contributions to the mean must be summed.
-                torch.autograd.backward(scaler.scale(loss * self.workers.size))
+                backward(scaler.scale(loss * self.workers.size))
         self._buffers.pass_done()
         return loss.detach()
 

@@ -18,6 +18,7 @@ from ptpipe.launching import FilesRead
 from ptpipe.testing import Bench
 from ptpipe_torch import Classification, Data, FunctionRef, Model, Recipe
 from ptpipe_zoo import PythonModelConfig, python_model
+from ptpipe_zoo.weights import refuse_not_finite
 
 from ...texts import TAGS, text_data
 
@@ -48,6 +49,13 @@ def fails(): return nn.Linear("five", 5)
 def softmax(): return nn.Sequential(nn.Flatten(), nn.Linear(144, 5), nn.Softmax(1))
 def sigmoid():
     return nn.Sequential(nn.Flatten(), nn.Linear(144, 5), nn.Sigmoid(), nn.Unflatten(1, (1, 5)), nn.Flatten())
+class Detached(nn.Sequential):
+    def forward(self, x): return super().forward(x).detach()
+def detached(): return Detached(nn.Flatten(), nn.Linear(144, 5))
+def with_nan():
+    net = make_net()
+    net.block[1].running_var[1] = torch.nan
+    return net
 def log_softmax(): return nn.Sequential(nn.Flatten(), nn.Linear(144, 5), nn.LogSoftmax(1))
 
 def dropping(**training):
@@ -237,6 +245,16 @@ def test_a_network_of_probabilities_is_reported(bench: Bench, make_data: Any, mi
     assert notice.startswith(f"mine.py: {function}(): the network ends in {function}, but its task takes logits, ")
 
 
+def test_a_network_that_loses_the_gradient_is_reported(
+    bench: Bench, make_data: Any, unlabeled: Data, mine: Path
+) -> None:
+    bench.run(python_model, {"file": "mine.py", "function": "detached"}, data=make_data())
+    (notice,) = bench.notices
+    assert notice.startswith("mine.py: detached(): the network can be evaluated, not trained: its outputs have no grad")
+    bench.run(python_model, {"file": "mine.py", "function": "detached"}, data=unlabeled)
+    assert bench.notices == []  # embeddings, say, are not trained
+
+
 def test_log_softmax_does_no_harm(bench: Bench, make_data: Any, mine: Path) -> None:
     bench.run(python_model, {"file": "mine.py", "function": "log_softmax"}, data=make_data())
     assert bench.notices == []
@@ -324,6 +342,32 @@ def test_weights_from_a_file(bench: Bench, make_data: Any, mine: Path, suffix: s
     assert python_model.fingerprint(config(weights_file=str(path))) != before
     with pytest.raises(StageError, match=r"best\S* doesn't match the network: 1 missing: head.bias"):
         bench.run(python_model, options, data=make_data())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_weights_that_are_not_finite(ctx: Any, make_data: Any, mine: Path, dtype: torch.dtype, value: float) -> None:
+    weights = {name: of.to(dtype) for name, of in python_model(config(), ctx, make_data()).tensors.items()}
+    weights["head.weight"][1, 3] = value
+    torch.save(weights, path := mine.parent / "diverged.pt")
+    found = "NaN" if value != value else "infinite values"
+    with pytest.raises(StageError, match=rf"diverged.pt: head.weight has {found}, with which no network computes"):
+        python_model(config(weights_file=str(path)), ctx, make_data())
+
+
+def test_what_the_function_itself_loads_is_finite(ctx: Any, make_data: Any, mine: Path) -> None:
+    with pytest.raises(StageError, match=r"^mine.py: with_nan\(\): block.1.running_var has NaN, with which"):
+        python_model(config("with_nan"), ctx, make_data())
+
+
+def test_masks_may_be_infinite() -> None:
+    network = nn.Linear(2, 2)
+    network.register_buffer("mask", torch.tensor([0, -torch.inf]))
+    network.frozen = nn.Parameter(torch.tensor([-torch.inf, 0]), requires_grad=False)
+    refuse_not_finite(network, "x.pt")
+    network.frozen.data[1] = torch.nan
+    with pytest.raises(StageError, match="frozen has NaN"):
+        refuse_not_finite(network, "x.pt")
 
 
 LOADS = """
