@@ -39,8 +39,9 @@ def eval_predict(config: PredictConfig, ctx: Context, model: Deployable, data: D
     Those of a classification are accuracy, top-5 accuracy, loss, per-class precision and recall, and the confusion
     matrix. Float, int8 and ONNX models share one code path. Prediction and score of every sample are kept by id, and
     what else the task keeps (the logits of a classification). `ptpipe get RUN STAGE` copies `predictions.csv`: id, what
-    is known, prediction and score of each sample, unless they are tokens, maps or plain outputs; of at most 100 classes
-    or labels also `probability_NAME`, softmax or sigmoid of the logits. Fails if model and data set do not fit, the
+    is known, prediction and score of each sample; of at most 100 classes or labels also `probability_NAME`, softmax or
+    sigmoid of the logits. Of tokens, maps and plain outputs it copies `predictions.safetensors`, whose rows are in the
+    order of the ids in `predictions.json`. Fails if model and data set do not fit, the
     split is empty, or an output is not finite (the error names the sample).
     """
     from ptpipe_eval.predict import predict_split

@@ -159,7 +159,8 @@ class Predictions(Artifact):
 
     @classmethod
     def deliverables(cls, folder: Path) -> Iterable[str]:
-        return [_TABLE] if (folder / _TABLE).exists() else []
+        """The table; where what is predicted fits none, as tags of tokens don't, arrays, and ids with metrics."""
+        return [_TABLE] if (folder / _TABLE).exists() else [_ARRAYS, _METRICS]
 
     def summary(self) -> dict[str, JSON]:
         """The metrics that are single numbers or strings."""

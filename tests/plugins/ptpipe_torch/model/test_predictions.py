@@ -110,7 +110,9 @@ def test_what_another_task_keeps_comes_back(tmp_path: Path) -> None:
 def table_of(kept: Predictions, folder: Path) -> list[list[str]] | None:
     """Return the rows of the table that is delivered."""
     loaded = again(kept, folder)
-    if not list(Predictions.deliverables(folder)):
+    if (delivered := list(Predictions.deliverables(folder))) != ["predictions.csv"]:
+        assert delivered == ["predictions.safetensors", "predictions.json"]
+        assert not (folder / "predictions.csv").exists() and all((folder / name).is_file() for name in delivered)
         return None
     with (folder / "predictions.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.reader(file))
