@@ -64,6 +64,11 @@ CASES: dict[str, tuple[Task, Tensors, Tensors]] = {
         {"logits": randn(N, L, 5)},
         {"tags": randint(-1, 5, N, L)},
     ),
+    "words without a token": (
+        TokenClassification(class_names=("B-x", "B-y", "I-x", "I-y", "O"), has_missed=True),
+        {"logits": randn(N, L, 5)},
+        {"tags": randint(-1, 5, N, L), "missed": randint(-1, 5 * L, N, 3)},
+    ),
     "tags": (
         TokenClassification(class_names=("u", "v"), class_weights=(1.0, 3.0)),
         {"logits": randn(N, L, 2)},
