@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import tempfile
+import threading
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -170,8 +171,12 @@ def _last_lines(file: Path) -> tuple[str, ...]:
 
 @contextmanager
 def _restored_process_state() -> Iterator[None]:
-    """Restore the signal handlers and environment variable that the agent replaces and leaves behind."""
-    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+    """Restore the signal handlers and environment variable that the agent replaces and leaves behind.
+
+    Handlers in the main thread alone: in others, which can set none, the agent sets none.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT) if is_main else ()
     handlers = {number: signal.getsignal(number) for number in numbers}
     variable = "TORCHELASTIC_SIGNALS_TO_HANDLE"
     value = os.environ.get(variable)
