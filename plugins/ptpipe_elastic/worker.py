@@ -21,6 +21,7 @@ from ptpipe.launching import Call, FilesRead, ModulesImported, Store, execute, l
 from ptpipe_elastic.bootstrap import exit_now, write_error_file
 from ptpipe_elastic.event_log import write_event
 from ptpipe_torch.distributed.worker_group import WorkerGroupError
+from ptpipe_torch.torch_state import torch_defaults
 
 OUTPUTS = "outputs"
 # A worker that lost its connection to another waits this long, so that the one that failed first is seen first.
@@ -53,7 +54,8 @@ def _work(folder: Path, node: int, rank: int) -> None:
         if call.kind not in vocabulary.stages:
             reasons = [*vocabulary.broken.values(), *(problem.message for problem in vocabulary.problems)]
             raise StageError(f"no plugin offers {call.kind} in worker {rank}: {'; '.join(reasons)}")
-        outputs = execute(call, vocabulary, Store(Path(call.artifacts)), _teller(folder, rank), rank)
+        with torch_defaults():  # whatever plugins have set when they were imported
+            outputs = execute(call, vocabulary, Store(Path(call.artifacts)), _teller(folder, rank), rank)
     if rank == 0:
         staging = folder / "outputs.part"
         shutil.rmtree(staging, ignore_errors=True)

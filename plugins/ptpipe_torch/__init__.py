@@ -51,6 +51,7 @@ from ptpipe_torch.task.task import Metric, Task
 from ptpipe_torch.task.teacher_outputs import TeacherOutputs
 from ptpipe_torch.task.token_classification import TokenClassification
 from ptpipe_torch.task.unlabeled import Unlabeled
+from ptpipe_torch.torch_state import torch_defaults
 from ptpipe_torch.torchvision_compat import torchvision
 
 if TYPE_CHECKING:
@@ -142,6 +143,6 @@ def ptpipe_doctor() -> Iterable[Check]:
 
 @hookimpl(wrapper=True)
 def ptpipe_launch() -> Generator[None, Any, Any]:
-    """Free the memory that a stage in this process no longer needs, before its results are stored."""
-    with released_memory():
+    """Give the stage torch's own settings; free the memory that it no longer needs, before its results are stored."""
+    with torch_defaults(), released_memory():
         return (yield)
