@@ -124,7 +124,9 @@ def run(
     missing. `options`: the command line's. `reporters`: notified besides those of the plugins.
     Raises ManifestError before any stage runs if the manifest is wrong, PtpipeError if the artifacts folder can't be
     used. A failing stage or a refusing gate raises nothing: check `exit_code` and `stages` of the result. The calling
-    process is left as it was: `sys.path`, environment, working directory, signal handlers, garbage collector.
+    process is left as it was: `sys.path`, environment, working directory, locale, signal handlers, garbage collector.
+    Meanwhile it is changed, so UsageError is raised where another thread of it is in `run`, `load_plan` or
+    `cache_status`: run one after the other, or each in a process of its own.
     """
     if options.nodes.rank:
         raise UsageError(f"node {options.nodes.rank} joins the run of node 0: call ptpipe.api.join_run")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import ptpipe
-from ptpipe.execution.process_state import process_state_restored
+from ptpipe.execution.process_state import process_state_restored, settings_restored
 
 MANIFESTS = Path(__file__).parents[3] / "manifests"
 
@@ -134,3 +134,89 @@ def test_a_real_run_changes_nothing_of_the_process(tmp_path):
     code = REAL.format(folder=str(Path(__file__).parent), manifest=str(MANIFESTS / "smoke.yaml"))
     ended = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout) == (0, "0\n"), ended.stderr
+
+
+LEAVES = """
+    import decimal, locale, os, signal, sys, warnings
+    if config.note == "leave":
+        os.environ["OMP_NUM_THREADS"] = "7"
+        os.chdir("/")
+        locale.setlocale(locale.LC_ALL, "C")
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        sys.setrecursionlimit(sys.getrecursionlimit() + 100)
+        warnings.simplefilter("error")
+        decimal.setcontext(decimal.Context(prec=3))
+        raise StageError("left") if config.value else SystemExit(1)
+    seen = os.environ.get("OMP_NUM_THREADS"), os.getcwd(), locale.setlocale(locale.LC_ALL), sys.getrecursionlimit()
+    states = signal.getsignal(signal.SIGTERM), warnings.filters[:], decimal.getcontext().prec
+    ctx.notice(repr(seen + states))
+    return Number(config.value)
+"""
+
+
+@pytest.mark.parametrize("value", [0, 1])
+def test_no_stage_gets_what_another_has_set_for_the_process(project, value):
+    project.edit("    return Number(config.value)\n", LEAVES)
+    project.write(f"""
+        one: {{uses: toy.make}}
+        bad: {{uses: toy.make, with: {{note: leave, value: {value}}}}}
+        two: {{uses: toy.make, with: {{value: 2}}}}
+    """)
+    result = project.run(options=ptpipe.RunOptions(keep_going=True))
+    assert project.outcomes(result) == {"one": "done", "bad": "failed", "two": "done"}
+    assert result.stages["one"].notices == result.stages["two"].notices != ()
+
+
+def test_an_alarm_ends_with_its_handler():
+    before = signal.getitimer(signal.ITIMER_REAL)  # of the time limit of this test
+    try:
+        with settings_restored():
+            signal.signal(signal.SIGALRM, lambda *_: None)
+            signal.alarm(100)
+        assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *before)
+
+
+def test_a_second_thread_runs_nothing_meanwhile(project):
+    project.write("one: {uses: toy.make}")
+    refused = []
+
+    def work():
+        for call in (project.run, project.plan, lambda: ptpipe.cache_status(plan, artifacts=project.artifacts)):
+            try:
+                call()
+            except ptpipe.UsageError as error:
+                refused.append(str(error))
+
+    plan = project.plan()
+    before = list(sys.path), sys.stdout
+    with process_state_restored():
+        assert project.run().exit_code == 0  # one inside the other, in one thread
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    assert len(refused) == 3
+    assert "running in another thread" in refused[0] and "a process of its own" in refused[0]
+    assert (list(sys.path), sys.stdout) == before
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert len(refused) == 3  # the others have ended
+
+
+def test_a_process_that_was_forked_during_a_run_has_its_own(project):
+    ended = []
+
+    def fork():
+        child = os.fork()
+        if child == 0:
+            with process_state_restored():
+                os._exit(7)
+        ended.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+    with process_state_restored():
+        thread = threading.Thread(target=fork)
+        thread.start()
+        thread.join()
+    assert ended == [7]
