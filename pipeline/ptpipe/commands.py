@@ -7,7 +7,9 @@ A distribution adds a command with an entry point of the group `ptpipe.commands`
 
 The command returns its exit code (None: 0). It prints results to stdout and everything else to stderr, with `echo` and
 `print_table`, which escape what others' text may do to a terminal; it raises `ptpipe.UsageError` for a mistake on the
-command line. `ptpipe --help` shows the first line of the function's docstring, and imports nothing for it.
+command line. `ptpipe --help` shows the first line of the function's docstring, and imports nothing for it. A command
+that loads plugins has `@stdout_for_results()` above its function, so that what these print cannot spoil its results;
+what it prints there by other means than the functions of this module goes to stderr, or to `result_stream()`.
 
 `find_run` gives the record of a past run (`list_runs` and `read_record` those of all), `primary_metrics`, `verdicts`
 and `options` what is in it, and `past_plan` its manifest, bound to its plugins again. A table whose columns have names
@@ -27,7 +29,9 @@ from ptpipe.cli.common import (
     print_table,
     read_plan,
     read_settings,
+    result_stream,
     set_option,
+    stdout_for_results,
 )
 from ptpipe.cli.record_facts import comparisons, options, primary_metrics, verdicts, written_options
 from ptpipe.cli.rows import Cell, Row, print_rows, sorted_rows, table_options
@@ -55,8 +59,10 @@ __all__ = [
     "read_plan",
     "read_record",
     "read_settings",
+    "result_stream",
     "set_option",
     "sorted_rows",
+    "stdout_for_results",
     "table_options",
     "verdicts",
     "written_options",

@@ -18,6 +18,7 @@ from ptpipe.commands import (
     print_table,
     read_plan,
     set_option,
+    stdout_for_results,
 )
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ _DEFAULT_MB = 256.0
 @set_option
 @artifacts_option
 @json_option
+@stdout_for_results()
 def shards(  # noqa: PLR0913  # one parameter an option
     manifest: Path,
     stage: str,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ptpipe import ExitCode, UsageError
-from ptpipe.commands import echo, json_option, print_json, print_table
+from ptpipe.commands import echo, json_option, print_json, print_table, stdout_for_results
 
 if TYPE_CHECKING:
     from ptpipe_onnx.reproduction import OutputDifference, Reproduction
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     help="Its test vectors (default: beside it, MODEL with .vectors.npz).",
 )
 @json_option
+@stdout_for_results()
 def check(model: Path, vectors_path: Path | None, as_json: bool) -> int:
     """Run an ONNX file on its test vectors here, and compare its outputs with those of the export.
 

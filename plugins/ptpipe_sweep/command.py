@@ -19,6 +19,7 @@ from ptpipe.commands import (
     print_table,
     read_plan,
     set_option,
+    stdout_for_results,
 )
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ _MAX_NAMED = 3
 @click.option("--dry-run", is_flag=True, help="Print the trials, and how much of each is cached.")
 @json_option
 @click.option("--md", "as_markdown", is_flag=True, help="Print the table as Markdown.")
+@stdout_for_results()
 def sweep(  # noqa: PLR0913  # one parameter an option
     manifest: Path,
     settings: tuple[str, ...],

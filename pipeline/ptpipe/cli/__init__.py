@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import copy
 import io
 import os
 import signal
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 import click
 
 from ptpipe import __version__
+from ptpipe.cli.common import stdout_for_results
 from ptpipe.errors import ExitCode, ManifestError, PtpipeError, Terminated, nearest
 from ptpipe.execution.signals import SignalHandlers
 from ptpipe.printable import one_line
@@ -68,7 +70,9 @@ class _Commands(click.Group):
             entry_point = _plugin_commands().get(cmd_name)
             return _load(entry_point) if entry_point else None
         module = import_module(f"ptpipe.cli.{_COMMANDS[cmd_name][0]}")
-        command: click.Command = getattr(module, cmd_name)
+        command: click.Command = copy.copy(getattr(module, cmd_name))
+        assert command.callback is not None, cmd_name
+        command.callback = stdout_for_results()(command.callback)  # what plugins print is no result
         return command
 
     def resolve_command(

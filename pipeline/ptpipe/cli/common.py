@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
+from contextvars import ContextVar
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from ptpipe.plan.bind import Plan
     from ptpipe.plan.vocabulary import Vocabulary
     from ptpipe.store.store import Store
+
+_result_stream: ContextVar[TextIO | None] = ContextVar("result_stream", default=None)
 
 manifest_argument = click.argument("manifest", type=click.Path(path_type=Path))
 
@@ -140,15 +144,31 @@ def describe_end(record: Mapping[str, Any]) -> str:
     return words.get(record["exit_code"], f"exit {record['exit_code']}")
 
 
+@contextmanager
+def stdout_for_results() -> Iterator[None]:
+    """Send to stderr what is printed inside the `with` other than by functions of this module: what plugins print."""
+    token = _result_stream.set(sys.stdout)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        _result_stream.reset(token)
+
+
+def result_stream() -> TextIO:
+    """Return the stream of results: stdout, also inside `stdout_for_results`."""
+    return _result_stream.get() or sys.stdout
+
+
 def print_json(value: object) -> None:
     """Print `value` to stdout as one JSON document."""
-    click.echo(strict_json(value))
+    click.echo(strict_json(value), result_stream())
 
 
 def echo(text: str = "", err: bool = False) -> None:
     """Print lines of `text` to stdout, with `err` to stderr: terminal codes and other invisible text are escaped."""
     for line in text.split("\n"):
-        click.echo(one_line(line), err=err)
+        click.echo(one_line(line), sys.stderr if err else result_stream())
 
 
 def echo_warnings(warnings: Sequence[Problem]) -> None:
@@ -160,10 +180,12 @@ def echo_warnings(warnings: Sequence[Problem]) -> None:
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print `rows` under `headings` to stdout: folded to a terminal's width, whole in a pipe; escaped as by `echo`."""
     headings, *rows = [[one_line(cell) for cell in row] for row in (headings, *rows)]
-    if not sys.stdout.isatty():
+    if not result_stream().isatty():
         widths = [max(len(row[column]) for row in (headings, *rows)) for column in range(len(headings))]
         for row in (headings, *rows):
-            click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+            click.echo(
+                "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip(), result_stream()
+            )
         return
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
@@ -172,7 +194,7 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     table = Table(*headings, box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
     for row in rows:
         table.add_row(*row)
-    Console(highlight=False, markup=False).print(table)
+    Console(file=result_stream(), highlight=False, markup=False).print(table)
 
 
 def print_entries(title: str, entries: Mapping[str, str]) -> None:
@@ -189,7 +211,7 @@ def print_entries(title: str, entries: Mapping[str, str]) -> None:
     indent = max(map(len, entries)) + 2
     for name, text in entries.items():
         lines = [text := one_line(text)]
-        if sys.stdout.isatty():
+        if result_stream().isatty():
             width = max(shutil.get_terminal_size().columns - indent, 20)
             lines = textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
         for lead, line in zip([name] + [""] * len(lines), lines, strict=False):

@@ -6,14 +6,13 @@ import html
 import json
 import re
 import shutil
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import click
 
 from ptpipe.artifact import JSON
-from ptpipe.cli.common import echo, print_table
+from ptpipe.cli.common import echo, print_table, result_stream
 from ptpipe.errors import Problem, UsageError, nearest
 from ptpipe.printable import one_line
 
@@ -135,9 +134,9 @@ def print_rows(
     if same:
         notes = [*notes, "the same in all: " + ", ".join(f"{name} {text}" for name, text in same.items())]
     if table_format == "html":
-        click.echo(html_page(title, columns, rows, notes))
+        click.echo(html_page(title, columns, rows, notes), result_stream())
     elif table_format == "md":
-        click.echo("\n\n".join([markdown_table(columns, rows), *map(_markdown, notes)]))
+        click.echo("\n\n".join([markdown_table(columns, rows), *map(_markdown, notes)]), result_stream())
     else:
         shown = _fitting(columns, rows)
         print_table(shown, [_texts(row, shown) for row in rows])
@@ -169,7 +168,7 @@ def _texts(row: Row, columns: Iterable[str]) -> list[str]:
 
 def _fitting(columns: Sequence[str], rows: Sequence[Row]) -> list[str]:
     """Return the first columns, as many as a terminal is wide enough for; all of them in a pipe."""
-    if not sys.stdout.isatty():
+    if not result_stream().isatty():
         return list(columns)
     left, shown = shutil.get_terminal_size().columns, list[str]()
     for name in columns:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from ptpipe.cli.common import artifacts_option, json_option, open_store, print_json
+from ptpipe.cli.common import artifacts_option, echo, json_option, open_store, print_json
 from ptpipe.errors import IntegrityError, UsageError
 
 
@@ -39,4 +39,4 @@ def sign(file: Path, key: Path, artifacts: Path, as_json: bool) -> None:
     if as_json:
         print_json({"envelope": str(written)})
     else:
-        click.echo(f"wrote {written}")
+        echo(f"wrote {written}")

@@ -11,6 +11,7 @@ import click
 from ptpipe.cli.common import (
     artifacts_option,
     counted,
+    echo,
     json_option,
     open_store,
     print_json,
@@ -77,4 +78,4 @@ def _show(verification: Verification, as_json: bool) -> None:
     size = f"{checked['byte'] / 1e6:.1f} MB"
     counts = [counted(checked[noun], noun.replace("_", " ")) for noun in _NOUNS[:-1] if checked[noun]]
     found = counted(len(faults), "fault") if faults else "no fault"
-    click.echo(f"verified {', '.join(counts) or 'nothing'}, {size} in all: {found}")
+    echo(f"verified {', '.join(counts) or 'nothing'}, {size} in all: {found}")

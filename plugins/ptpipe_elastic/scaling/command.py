@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-import sys
 import tempfile
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext, redirect_stdout
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +21,7 @@ from ptpipe.commands import (
     print_table,
     read_plan,
     set_option,
+    stdout_for_results,
 )
 
 if TYPE_CHECKING:
@@ -64,6 +64,7 @@ _SIZES_BYTES = tuple(1 << power for power in (10, 14, 18, 20, 22, 24))
     help="Folder for the plot, scaling.svg (default: the current one).",
 )
 @json_option
+@stdout_for_results()
 def scaling(  # noqa: PLR0913  # one parameter an option
     manifest: Path,
     settings: tuple[str, ...],
@@ -141,8 +142,7 @@ def _time_all_reduce(numbers: Sequence[int]) -> list[AllReduceTime]:
     times: list[AllReduceTime] = []
     for number in numbers:
         _tell(f"timing an all-reduce between {number} workers")
-        with redirect_stdout(sys.stderr):  # stdout is for results
-            seconds = time_all_reduce(number, _SIZES_BYTES)
+        seconds = time_all_reduce(number, _SIZES_BYTES)
         times += [AllReduceTime(number, size, found) for size, found in zip(_SIZES_BYTES, seconds, strict=True)]
     return times
 

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ptpipe import StageError, UsageError, Verdict
-from ptpipe.commands import FiniteFloatRange, artifacts_option, echo, json_option, open_store, print_json
+from ptpipe.commands import (
+    FiniteFloatRange,
+    artifacts_option,
+    echo,
+    json_option,
+    open_store,
+    print_json,
+    stdout_for_results,
+)
 from ptpipe_eval.verdicts import exit_code
 
 if TYPE_CHECKING:
@@ -114,6 +122,7 @@ def _differs(path: Path, new: Baseline, force: bool) -> bool:
 )  # fmt: skip
 @artifacts_option
 @json_option
+@stdout_for_results()
 def gate(  # noqa: PLR0913  # one parameter an option
     run: str,
     file: Path,

@@ -17,8 +17,10 @@ from ptpipe.commands import (
     print_json,
     print_rows,
     read_settings,
+    result_stream,
     set_option,
     sorted_rows,
+    stdout_for_results,
     table_options,
 )
 
@@ -54,6 +56,7 @@ _MEASURING = (
 @set_option
 @artifacts_option
 @table_options
+@stdout_for_results()
 def compare(
     subjects: tuple[str, ...],
     artifacts: Path,
@@ -161,4 +164,4 @@ def _print_result(result: RunResult, stage_id: str, table_format: str | None) ->
         report = result.folder / f"report.{table_format}"
         if not report.is_file():
             raise PtpipeError(f"the run has written no {report.name}: {result.folder}")
-        click.echo(report.read_text(encoding="utf-8"), nl=False)
+        click.echo(report.read_text(encoding="utf-8"), result_stream(), nl=False)

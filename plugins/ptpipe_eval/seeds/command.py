@@ -17,6 +17,7 @@ from ptpipe.commands import (
     print_table,
     read_plan,
     set_option,
+    stdout_for_results,
 )
 from ptpipe_eval.verdicts import exit_code
 
@@ -43,6 +44,7 @@ _QUIET = -1
 @set_option
 @artifacts_option
 @json_option
+@stdout_for_results()
 def seeds(manifest: Path, gate: str, num_seeds: int, settings: tuple[str, ...], artifacts: Path, as_json: bool) -> int:
     """Run a manifest with several seeds; judge the mean.
 

@@ -51,7 +51,7 @@ def test_columns_that_do_not_differ_are_named_below(capsys):
 
 
 def test_a_narrow_terminal_names_what_it_has_no_room_for(capsys, monkeypatch):
-    monkeypatch.setattr("ptpipe.cli.rows.sys.stdout.isatty", lambda: True)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "40")
     wide = [row(**{f"column{number}": number * each for number in range(9)}) for each in (1, 2)]
     print_rows(wide, ["column0"], None, "Runs")
