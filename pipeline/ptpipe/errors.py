@@ -133,6 +133,9 @@ class UsageError(PtpipeError, ValueError):
 class StageError(PtpipeError, ValueError):
     """A stage failed for a reason that the user can act on; the text says what to do."""
 
+    frames: tuple[str, ...] = ()
+    """Lines of code that it came through in another process; a launcher sets them (`ptpipe.launching.error_frames`)."""
+
 
 class IntegrityError(PtpipeError):
     """Stored bytes differ from those that were written."""

@@ -7,7 +7,8 @@ A launcher implements the hook `ptpipe_launch(call, tell)`. It may send `call.to
     outputs = execute(call, vocabulary, Store(Path(call.artifacts)), tell, rank)
 
 That process saves each output of rank 0 to an empty folder (`artifact.save(folder)`), and the launcher returns the
-folders by output name. Events travel back as `event_to_json(event)`.
+folders by output name. Events travel back as `event_to_json(event)`. What the stage raises travels back as its text and
+`error_frames(vocabulary.plugins, call.source_folders, error)`: the `frames` of a StageError are shown below it.
 
 Start a Python process by `python_command(module)`: it imports what this one does, where `python -m` would import from
 the working directory first.
@@ -18,6 +19,7 @@ run as they end `ptpipe run`.
 
 from ptpipe.events import FilesRead, ModulesImported, event_from_json, event_to_json
 from ptpipe.execution.call import Call, Nodes, StoredInput, execute, make_call
+from ptpipe.execution.causes import error_frames
 from ptpipe.execution.local_launcher import LocalLauncher
 from ptpipe.execution.python_process import python_command
 from ptpipe.execution.signals import SignalHandlers
@@ -37,6 +39,7 @@ __all__ = [
     "Store",
     "StoredInput",
     "Vocabulary",
+    "error_frames",
     "event_from_json",
     "event_to_json",
     "exclusive_lock",

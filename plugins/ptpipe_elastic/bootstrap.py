@@ -16,6 +16,7 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -37,10 +38,10 @@ def exit_now(code: int) -> NoReturn:
     os._exit(code)
 
 
-def write_error_file(error: BaseException, message: str, **flags: bool) -> None:
+def write_error_file(error: BaseException, message: str, frames: Sequence[str] = (), **flags: bool) -> None:
     """Write a worker's error to the file that torch elastic reads, and its traceback to the worker's log."""
     traceback.print_exception(error)
-    content = {"message": message, "timestamp": int(time.time()), **flags}
+    content = {"message": message, "timestamp": int(time.time()), "frames": frames, **flags}
     Path(os.environ["TORCHELASTIC_ERROR_FILE"]).write_text(json.dumps(content), encoding="utf-8")
 
 

@@ -58,7 +58,7 @@ def _launch(call: Call, tell: Callable[[Event], None], folder: Path, rendezvous:
             arguments = [str(folder), str(nodes.rank)]
             run_workers("ptpipe_elastic.worker", arguments, call.workers // nodes.num, logs, rendezvous)
     except WorkersFailed as error:
-        raise StageError(_message(_cause(error, folder, nodes))) from error
+        raise _stage_error(_cause(error, folder, nodes)) from error
     finally:
         _log_output(call, logs, tell)
     return _outputs(folder, nodes) if is_leader else {}
@@ -85,7 +85,7 @@ def _attempt_folder(call: Call, rendezvous: Rendezvous) -> Path:
 def _outputs(folder: Path, nodes: Nodes) -> Mapping[str, Path]:
     """The outputs of rank 0, which is on this node."""
     if failures := list(_failures_of_others(folder, nodes)):
-        raise StageError(_message(failures[0]))
+        raise _stage_error(failures[0])
     if not (folder / OUTPUTS).is_dir():
         raise StageError("the workers ended without an error, but worker 0 left no outputs")
     return {place.name: place for place in (folder / OUTPUTS).iterdir()}
@@ -117,6 +117,12 @@ def _failures_of_others(folder: Path, nodes: Nodes) -> Iterator[WorkerFailure]:
     for node in range(1, nodes.num):
         with suppress(OSError, ValueError, TypeError):
             yield WorkerFailure(**json.loads(_failure_file(folder, node).read_text(encoding="utf-8")))
+
+
+def _stage_error(failure: WorkerFailure) -> StageError:
+    error = StageError(_message(failure))
+    error.frames = tuple(failure.frames)
+    return error
 
 
 def _message(failure: WorkerFailure) -> str:

@@ -51,6 +51,8 @@ class WorkerFailure:
     """Whether it failed because it lost its connection to another worker."""
     last_lines: tuple[str, ...]
     """Of its output."""
+    frames: tuple[str, ...] = ()
+    """Lines of plugins' code that its error came through."""
 
     @property
     def is_root_cause(self) -> bool:
@@ -161,6 +163,7 @@ def _failure(rank: int, failure: Any, log_folder: Path) -> WorkerFailure:
         is_stage_error=bool(content.get("is_stage_error")),
         is_consequence=bool(content.get("is_consequence")),
         last_lines=_last_lines(log_file(log_folder, rank)),
+        frames=tuple(content.get("frames", ())),
     )
 
 

@@ -11,13 +11,23 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from contextlib import redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
 from ptpipe import Event, LogLine, StageError, host
-from ptpipe.launching import Call, FilesRead, ModulesImported, Store, execute, load_vocabulary
+from ptpipe.launching import (
+    Call,
+    FilesRead,
+    ModulesImported,
+    Plugin,
+    Store,
+    error_frames,
+    execute,
+    load_vocabulary,
+)
 from ptpipe_elastic.bootstrap import exit_now, write_error_file
 from ptpipe_elastic.event_log import write_event
 from ptpipe_torch.distributed.worker_group import WorkerGroupError
@@ -36,35 +46,49 @@ def call_file(folder: Path, node: int) -> Path:
 def main(folder: Path, node: int) -> NoReturn:
     """Execute this worker's part of the call, and exit with 0, or 1 if it failed."""
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, host.num_threads() // int(os.environ["LOCAL_WORLD_SIZE"]))))
+    worker = _Worker(folder, node, int(os.environ["RANK"]))
     try:
-        _work(folder, node, int(os.environ["RANK"]))
+        worker.work()
     except BaseException as error:  # noqa: BLE001  # a plugin may raise anything
-        _write_error(error)
+        _write_error(error, error_frames(worker.plugins, worker.source_folders, error))
         if isinstance(error, WorkerGroupError):
             time.sleep(_YIELD_S)
         exit_now(1)
     exit_now(0)
 
 
-def _work(folder: Path, node: int, rank: int) -> None:
-    call = Call.from_json(call_file(folder, node).read_text(encoding="utf-8"))
-    with redirect_stdout(sys.stderr):
-        vocabulary = load_vocabulary(call.plugins, Path(call.folder))
-        gc.freeze()  # what was imported stays: no use in traversing it
-        if call.kind not in vocabulary.stages:
-            reasons = [*vocabulary.broken.values(), *(problem.message for problem in vocabulary.problems)]
-            raise StageError(f"no plugin offers {call.kind} in worker {rank}: {'; '.join(reasons)}")
-        with torch_defaults():  # whatever plugins have set when they were imported
-            outputs = execute(call, vocabulary, Store(Path(call.artifacts)), _teller(folder, rank), rank)
-    if rank == 0:
-        staging = folder / "outputs.part"
-        shutil.rmtree(staging, ignore_errors=True)
-        for name, artifact in outputs.items():
-            place = staging / name
-            place.mkdir(parents=True)
-            artifact.save(place)
-        shutil.rmtree(folder / OUTPUTS, ignore_errors=True)  # of an attempt in which another worker failed later
-        staging.rename(folder / OUTPUTS)  # atomic: the outputs are complete or absent
+@dataclass
+class _Worker:
+    folder: Path
+    node: int
+    rank: int
+    plugins: Sequence[Plugin] = ()
+    """Those whose code is shown where an error came through it, as soon as they are loaded."""
+    source_folders: Collection[Path] = ()
+    """Those of the user's functions, likewise."""
+
+    def work(self) -> None:
+        """Execute the call, and save the outputs of rank 0."""
+        folder, rank = self.folder, self.rank
+        call = Call.from_json(call_file(folder, self.node).read_text(encoding="utf-8"))
+        with redirect_stdout(sys.stderr):
+            vocabulary = load_vocabulary(call.plugins, Path(call.folder))
+            self.plugins, self.source_folders = vocabulary.plugins, call.source_folders
+            gc.freeze()  # what was imported stays: no use in traversing it
+            if call.kind not in vocabulary.stages:
+                reasons = [*vocabulary.broken.values(), *(problem.message for problem in vocabulary.problems)]
+                raise StageError(f"no plugin offers {call.kind} in worker {rank}: {'; '.join(reasons)}")
+            with torch_defaults():  # whatever plugins have set when they were imported
+                outputs = execute(call, vocabulary, Store(Path(call.artifacts)), _teller(folder, rank), rank)
+        if rank == 0:
+            staging = folder / "outputs.part"
+            shutil.rmtree(staging, ignore_errors=True)
+            for name, artifact in outputs.items():
+                place = staging / name
+                place.mkdir(parents=True)
+                artifact.save(place)
+            shutil.rmtree(folder / OUTPUTS, ignore_errors=True)  # of an attempt in which another worker failed later
+            staging.rename(folder / OUTPUTS)  # atomic: the outputs are complete or absent
 
 
 def _teller(folder: Path, rank: int) -> Callable[[Event], None]:
@@ -80,10 +104,10 @@ def _teller(folder: Path, rank: int) -> Callable[[Event], None]:
     return tell
 
 
-def _write_error(error: BaseException) -> None:
+def _write_error(error: BaseException, frames: Sequence[str] = ()) -> None:
     is_stage_error, is_consequence = isinstance(error, StageError), isinstance(error, WorkerGroupError)
     message = str(error) if is_stage_error else f"{type(error).__name__}: {error}".rstrip(": ")
-    write_error_file(error, message, is_stage_error=is_stage_error, is_consequence=is_consequence)
+    write_error_file(error, message, frames, is_stage_error=is_stage_error, is_consequence=is_consequence)
 
 
 if __name__ == "__main__":

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from ptpipe.artifact import JSON, Artifact
 from ptpipe.config import read_options
 from ptpipe.context import Context, NamedCode
+from ptpipe.errors import StageError
 from ptpipe.events import Event, ModulesImported
 from ptpipe.plan.bind import Plan, PlannedStage
 from ptpipe.plan.vocabulary import Vocabulary
@@ -75,6 +77,12 @@ class Call:
     """How many processes execute it together, on all nodes."""
     nodes: Nodes = ONE_NODE
 
+    @property
+    def source_folders(self) -> frozenset[Path]:
+        """The folders of the files of the user's functions that its inputs come from."""
+        functions = (name for items in self.inputs.values() for stored in items for name in stored.source_functions)
+        return frozenset(Path(name.rpartition(":")[0]).parent for name in functions)
+
     def to_json(self) -> str:
         """One JSON object."""
         return json.dumps(asdict(self))
@@ -121,9 +129,16 @@ def make_call(
         artifacts=str(store.root),
         plugins=manifest.plugins,
         folder=str(manifest.path.parent.absolute()),
-        workers=stage.stage.workers(stage.config) if stage.stage.workers else 1,
+        workers=_num_workers(stage),
         nodes=nodes,
     )
+
+
+def _num_workers(stage: PlannedStage) -> int:
+    number: object = stage.stage.workers(stage.config) if stage.stage.workers else 1
+    if type(number) is not int or number < 1:
+        raise StageError(f"workers() of {stage.kind} returned {number!r}, not a number of processes: 1 or more")
+    return number
 
 
 def execute(

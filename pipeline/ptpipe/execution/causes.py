@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Collection, Sequence
+from pathlib import Path
 
-from ptpipe.errors import PtpipeError
+from ptpipe.errors import PtpipeError, StageError
 from ptpipe.plan.bind import Plan, PlannedStage
 from ptpipe.plan.source_functions import functions_above
-from ptpipe.plan.vocabulary import own_frames
+from ptpipe.plan.vocabulary import Plugin, own_frames
 from ptpipe.printable import first_line
 
 _FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 
 
 def frames(plan: Plan, stage: PlannedStage, error: BaseException) -> tuple[str, ...]:
-    """Return the lines of the plugins' code that an error came through; of a mistake, those of the user's functions."""
+    """Return the lines of the plugins' and the user's code that an error of a stage came through."""
     folders = {function.path.parent for function in functions_above(plan)[stage.id]}
+    return error_frames(plan.vocabulary.plugins, folders, error)
+
+
+def error_frames(plugins: Sequence[Plugin], folders: Collection[Path], error: BaseException) -> tuple[str, ...]:
+    """Return the lines of the plugins' code that `error` came through; of a mistake, those of the user's functions.
+
+    `plugins`: all that are loaded. `folders`: of the files of the user's functions.
+    """
+    if isinstance(error, StageError) and error.frames:
+        return error.frames
     if not isinstance(error, PtpipeError):
-        return own_frames(plan.vocabulary.plugins, error, folders)
+        return own_frames(plugins, error, folders)
     return own_frames((), error.__cause__, folders, str(error)) if error.__cause__ else ()
 
 

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import importlib
 import importlib.util
+import inspect
 import re
 import sys
 import sysconfig
@@ -14,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from itertools import islice, zip_longest
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pluggy
@@ -364,8 +365,8 @@ def own_frames(
 ) -> tuple[str, ...]:
     """Return a traceback's lines in the plugins' code, outermost first: `prune.py:12 in prune: 1 / 0`.
 
-    Those of built-in plugins are left out where code of others follows, and lines that `message` names. `folders`:
-    others whose files count.
+    Those of built-in plugins are left out where code of others follows, hooks that wrap what failed, and lines that
+    `message` names. `folders`: others whose files count.
     """
     built_in = {_package_folder(plugin.module) for plugin in plugins if plugin.is_built_in}
     packages = {_package_folder(plugin.module) for plugin in plugins}
@@ -374,12 +375,19 @@ def own_frames(
     def is_inside(path: Path) -> bool:
         return path.parent in beside or any(package in path.parents for package in packages)
 
-    frames = traceback.extract_tb(error.__traceback__)
+    steps = list(traceback.walk_tb(error.__traceback__))
+    steps = [*(step for step in steps[:-1] if not _is_wrapper(step[0])), *steps[-1:]]
+    frames = traceback.StackSummary.extract(iter(steps))
     inside = [frame for frame in frames if is_inside(Path(frame.filename))]
     others = [not built_in & {*Path(frame.filename).parents} for frame in inside]
     inside = [frame for number, frame in enumerate(inside) if others[number] or True not in others[number:]]
     placed = ((f"{Path(frame.filename).name}:{frame.lineno}", frame) for frame in inside)
     return tuple(f"{place} in {frame.name}: {frame.line}" for place, frame in placed if f"({place}: " not in message)
+
+
+def _is_wrapper(frame: FrameType) -> bool:
+    """Return whether a function is a hook that runs around others: a generator."""
+    return frame.f_code.co_name.startswith("ptpipe_") and bool(frame.f_code.co_flags & inspect.CO_GENERATOR)
 
 
 def _package_folder(module: ModuleType) -> Path | None:

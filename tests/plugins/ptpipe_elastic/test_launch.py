@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
 
@@ -11,10 +12,10 @@ import pytest
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from ptpipe import Event, LogLine, StageError
-from ptpipe.launching import Call, Nodes
+from ptpipe.launching import Call, Nodes, error_frames
 from ptpipe_elastic import ptpipe_launch
 from ptpipe_elastic.bootstrap import log_file
-from ptpipe_elastic.launch import _log_output, _message, launch
+from ptpipe_elastic.launch import _log_output, _message, _stage_error, launch
 from ptpipe_elastic.torch_elastic import WorkerFailure, _failures
 
 
@@ -101,9 +102,12 @@ def test_the_cause_comes_before_its_consequences(endings, first: int, tmp_path: 
 
 def test_what_a_worker_said_of_its_failure_is_read(tmp_path: Path) -> None:
     log_file(tmp_path, 1).write_bytes(b"\xff first\n" + b"".join(b"line %d\n" % n for n in range(30)))
-    said = {"message": "no such file", "is_stage_error": True}
+    frames = ("mine.py:3 in work: open(path)",)
+    said = {"message": "no such file", "is_stage_error": True, "frames": frames}
     (read,) = _failures(ChildFailedError("t", {1: process(tmp_path, 1, 1, said)}), tmp_path)
-    assert read == failure(1, 1, "no such file", tuple(f"line {n}" for n in range(10, 30)), is_stage_error=True)
+    lines = tuple(f"line {n}" for n in range(10, 30))
+    assert read == replace(failure(1, 1, "no such file", lines, is_stage_error=True), frames=frames)
+    assert _stage_error(read).frames == error_frames((), (), _stage_error(read)) == frames
 
 
 def test_a_killed_worker_is_named_with_its_signal(tmp_path: Path) -> None:

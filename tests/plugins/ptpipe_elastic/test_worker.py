@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+import torch
 
 from ptpipe import Event, LogLine, Metric, Notice, Progress, StageError
+from ptpipe.launching import Call
 from ptpipe_elastic.event_log import tailed
-from ptpipe_elastic.worker import _teller, _write_error
+from ptpipe_elastic.worker import _teller, _write_error, call_file, main
 from ptpipe_torch.distributed.worker_group import WorkerGroupError
 
 SAID: tuple[Event, ...] = (
@@ -63,5 +66,41 @@ def test_an_error_is_left_for_the_parent(
     _write_error(error)
     content = json.loads((tmp_path / "error.json").read_text(encoding="utf-8"))
     assert isinstance(content.pop("timestamp"), int)
-    assert content == {"message": message, "is_stage_error": is_stage_error, "is_consequence": is_consequence}
+    flags = {"is_stage_error": is_stage_error, "is_consequence": is_consequence}
+    assert content == {"message": message, "frames": [], **flags}
     assert type(error).__name__ in capsys.readouterr().err, "the traceback is in the log"
+
+
+PLUGIN = """
+from __future__ import annotations
+import torch
+from ptpipe import Context, StageConfig, stage
+from ptpipe_torch import Ranges
+
+torch.set_default_dtype(torch.float64)
+
+@stage("failing.fail")
+def fail(config: StageConfig, ctx: Context) -> Ranges:
+    '''Fail.'''
+    raise ValueError(torch.get_default_dtype())
+"""
+
+
+def test_the_lines_of_the_plugin_are_left_for_the_parent(tmp_path, monkeypatch) -> None:
+    (tmp_path / "failing.py").write_text(PLUGIN, encoding="utf-8")
+    place = str(tmp_path)
+    call = Call("t", "failing.fail", {}, 1, "k" * 64, {}, f"{place}/artifacts", ("./failing.py",), place, workers=2)
+    call_file(tmp_path, 0).write_text(call.to_json(), encoding="utf-8")
+    for name, value in (("RANK", "1"), ("LOCAL_WORLD_SIZE", "2"), ("TORCHELASTIC_ERROR_FILE", f"{place}/error.json")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("ptpipe_elastic.worker.exit_now", sys.exit)
+    monkeypatch.setattr("ptpipe_elastic.worker.gc.freeze", lambda: None)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    try:
+        with pytest.raises(SystemExit, match="1"):
+            main(tmp_path, 0)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    content = json.loads((tmp_path / "error.json").read_text(encoding="utf-8"))
+    assert content["message"] == "ValueError: torch.float32", "not what the plugin's module had set"
+    assert content["frames"] == ["failing.py:12 in fail: raise ValueError(torch.get_default_dtype())"]

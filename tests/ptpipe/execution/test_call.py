@@ -157,3 +157,14 @@ def test_another_process_can_do_it(project, vocabulary, store, tmp_path):
     assert done.stdout.strip() == number(vocabulary, store, 3).digest
     assert Path(project.artifacts).is_dir()
     assert json.loads(call_of(project, "toy.add").to_json())["workers"] == 1
+
+
+@pytest.mark.parametrize("number", ["0", "-1", "True", "2.0", "'2'", "None"])
+def test_a_number_of_workers_is_one_or_more(project, number):
+    project.edit('@stage("toy.make")', f'@stage("toy.make", workers=lambda config: {number})')
+    project.write("one: {uses: toy.make}")
+    result = project.run()
+    assert result.exit_code == 1
+    assert (
+        result.stages["one"].message == f"workers() of toy.make returned {number}, not a number of processes: 1 or more"
+    )

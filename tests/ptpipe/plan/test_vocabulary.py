@@ -312,6 +312,25 @@ def test_frames_of_a_plugins_own_code(tmp_path):
     assert own_frames(vocabulary.plugins, raised.value, (), message) == ("beside_it.py:3 in work: return inner.work()",)
 
 
+def test_hooks_that_wrap_what_failed_are_left_out(tmp_path):
+    body = "    if DIVISOR:\n        return (yield)\n    return 1 / (yield)\n"
+    wrapper = "@hookimpl(wrapper=True)\ndef ptpipe_launch():\n" + body
+    head = "from ptpipe import hookimpl\nDIVISOR = 1\n"
+    write(tmp_path, "wrapping.py", head + wrapper)
+    write(tmp_path, "launching.py", head + "@hookimpl\ndef ptpipe_launch(call):\n    return 0 if call else 1 / 0\n")
+    vocabulary = load_vocabulary(["./wrapping.py", "./launching.py"], tmp_path)
+    launch = vocabulary.manager.hook.ptpipe_launch
+    with pytest.raises(ZeroDivisionError) as raised:
+        launch(call=0, tell=print)
+    own = "launching.py:5 in ptpipe_launch: return 0 if call else 1 / 0"
+    assert own_frames(vocabulary.plugins, raised.value) == (own,)
+    vocabulary.plugins[-2].module.DIVISOR = 0
+    with pytest.raises(ZeroDivisionError) as raised:
+        launch(call=1, tell=print)
+    assert own_frames(vocabulary.plugins, raised.value) == ("wrapping.py:7 in ptpipe_launch: return 1 / (yield)",)
+    assert own_frames(vocabulary.plugins, ValueError("never raised")) == ()
+
+
 def test_frames_of_built_in_plugins_are_left_out_where_those_of_others_follow(tmp_path):
     write(tmp_path, "acme_launch/__init__.py", "def ptpipe_stages(): return []\n")
     write(tmp_path, "acme_launch/inner.py", "def launch(call):\n    return call()\n")
