@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from ptpipe import JSON, Decision, ExitCode, Plan, UsageError, nearest
+from ptpipe import JSON, Decision, ExitCode, Outcome, Plan, PlannedStage, UsageError, nearest
 from ptpipe_sweep.space import SEED
 
 _ENDED = {
@@ -19,6 +19,7 @@ _ENDED = {
     ExitCode.INTERRUPTED: "interrupted",
     ExitCode.TERMINATED: "interrupted",
 }
+_WITH_RESULT = (Outcome.DONE, Outcome.CACHED, Outcome.REFUSED, Outcome.UNDECIDED)
 
 
 @dataclass(frozen=True)
@@ -86,9 +87,11 @@ class Ending:
     num_cached: int = 0
     num_stages: int = 0
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """Numbers that its stages reported, by `stage.metric`."""
+    """Numbers that its stages with a result reported, by `stage.metric`."""
     is_undecided: bool = False
     """Whether a gate could not decide."""
+    comparison: str = ""
+    """The stage that compared the model; empty where none did."""
     split: str = ""
     """The split of a comparison that the quality is of; empty where an objective is named."""
 
@@ -125,24 +128,47 @@ def parse_objective(text: str, higher_is_better: bool, plan: Plan) -> Objective:
 
 def judged_model(plan: Plan) -> str:
     """Return the model of a comparison that the last gate judges, of several the last; "" where there is none."""
-    for stage in reversed(plan.stages):
-        several = stage.options.get("candidates")
-        named = [stage.options.get("candidate"), *(several if isinstance(several, list) else ())]
-        if judged := [name for name in named if isinstance(name, str)]:
-            return judged[-1]
-    return ""
+    return next((judged[-1] for stage in reversed(plan.stages) if (judged := _candidates(stage))), "")
+
+
+def judged_comparisons(plan: Plan) -> tuple[str, ...]:
+    """Return the stages of the comparisons that figures are taken from: those that gates judge, the last gate's first.
+
+    Then the others, in the manifest's order.
+    """
+    comparing = [stage.id for stage in plan.stages if _compares(stage)]
+    judged = [
+        reference.stage
+        for stage in reversed(plan.stages)
+        if _candidates(stage)
+        for references in stage.wiring.values()
+        for reference in references
+        if reference.stage in comparing
+    ]
+    return tuple(dict.fromkeys([*judged, *comparing]))
+
+
+def _candidates(stage: PlannedStage) -> list[str]:
+    several = stage.options.get("candidates")
+    named = [stage.options.get("candidate"), *(several if isinstance(several, list) else ())]
+    return [name for name in named if isinstance(name, str)]
+
+
+def _compares(stage: PlannedStage) -> bool:
+    return any(_is_comparison(port.type.__name__) for port in stage.stage.outputs)
 
 
 def check_model(name: str, plan: Plan) -> None:
     """Raise UsageError where no comparison of the manifest has a model of that name."""
-    compared = [
+    references = (
         str(reference)
         for stage in plan.stages
-        if any(_is_comparison(port.type.__name__) for port in stage.stage.outputs)
+        if _compares(stage)
         for port in stage.stage.inputs
         if port.several
         for reference in stage.wiring.get(port.name, ())
-    ]
+    )
+    compared = list(dict.fromkeys(references))
     if name not in compared:
         close = nearest(name, compared)
         hint = f"did you mean {close!r}?" if close else f"it compares {', '.join(compared) or 'nothing'}"
@@ -153,10 +179,17 @@ def _is_comparison(type_name: str) -> bool:
     return type_name.rpartition(".")[2] == "Comparison"
 
 
-def read_ending(ending: Ending, result: Mapping[str, Any], objective: Objective | None, model: str) -> Ending:
+def read_ending(
+    ending: Ending,
+    result: Mapping[str, Any],
+    objective: Objective | None,
+    model: str,
+    comparisons: Sequence[str] = (),
+) -> Ending:
     """Return a trial's ending with what its process reported.
 
-    `model`: of which row of a comparison the figures are; "": of the last one.
+    `model`: of which row of a comparison the figures are; "": of the last one. `comparisons`: the stages to take them
+    from, as `judged_comparisons` orders them; others come last.
     """
     stages: Sequence[Mapping[str, Any]] = result.get("stages", ())
     facts: dict[str, Any] = {
@@ -169,7 +202,7 @@ def read_ending(ending: Ending, result: Mapping[str, Any], objective: Objective 
         "is_undecided": any(summary.get("decision") == Decision.UNDECIDED for summary in _summaries(stages)),
         "num_cached": sum(stage["outcome"] == "cached" for stage in stages),
     }
-    facts |= _figures(stages, model)
+    facts |= _figures(stages, model, comparisons)
     if objective:
         value = facts["metrics"].get(objective.name)
         facts["quality"] = None if value is None else Quality(objective.name, value, objective.higher_is_better)
@@ -195,21 +228,32 @@ def _summaries(stages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def _numbers(stages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, float]]:
-    """Yield the numbers among metrics, and among what the outputs' summaries say."""
-    for stage in stages:
+    """Yield the numbers among metrics, and among what the outputs' summaries say; none of a stage that failed."""
+    for stage in (stage for stage in stages if stage["outcome"] in _WITH_RESULT):
         for values in (*_summaries([stage]), stage["metrics"]):
             for name, value in values.items():
                 if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
                     yield f"{stage['stage_id']}.{name}", value
 
 
-def _figures(stages: Sequence[Mapping[str, Any]], model: str) -> dict[str, Any]:
-    """Return quality, size and latency of one model, from the last comparisons that have them."""
+def _figures(stages: Sequence[Mapping[str, Any]], model: str, preferred: Sequence[str]) -> dict[str, Any]:
+    """Return quality, size and latency of one model, of the first comparison that has it.
+
+    What that one did not measure is of the others. Latencies are of a stage that measures nothing else, where one does.
+    """
+    order = {stage_id: position for position, stage_id in enumerate(preferred)}
+    compared = [
+        (stage["stage_id"], output["summary"])
+        for stage in sorted(stages, key=lambda stage: order.get(stage["stage_id"], len(order)))
+        for output in stage["outputs"].values()
+        if _is_comparison(str(output["type"]))
+    ]
     facts: dict[str, Any] = {}
-    for stage in stages:
-        for output in stage["outputs"].values():
-            if _is_comparison(str(output["type"])):
-                facts |= _figures_of(output["summary"], model)
+    for stage_id, comparison in sorted(compared, key=lambda found: not found[1]["metrics"]):
+        found = _figures_of(comparison, facts.get("model", model))
+        if found and not comparison["metrics"] and "latency" in found:
+            facts["latency"] = found["latency"]
+        facts = {"comparison": stage_id, **found, **facts} if found else facts
     return facts
 
 

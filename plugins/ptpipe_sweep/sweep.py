@@ -36,6 +36,8 @@ class Search:
     """None: the primary metric of the comparison."""
     model: str
     """The row of the comparison; "": the last one."""
+    comparisons: tuple[str, ...] = ()
+    """The stages to take figures from: see `judged_comparisons`."""
 
 
 @dataclass(frozen=True)
@@ -81,10 +83,14 @@ class Sweep:
         return f"{self._num_trials} trial{'s' * (self._num_trials != 1)}: {axes}"
 
     def missing_objective(self) -> str:
-        """Return what is wrong with the objective where trials ended and none has it; "" otherwise."""
-        ended = [ending for ending in (self.record.ordered if self.record else ()) if ending.metrics]
-        objective = self.search.objective
-        if not objective or not ended or any(ending.quality for ending in ended):
+        """Return what is wrong with the objective where its stage reported other metrics only; "" otherwise."""
+        objective, endings = self.search.objective, self.record.ordered if self.record else ()
+        if not objective or any(ending.quality for ending in endings):
+            return ""
+        # A trial that failed before that stage says nothing about the name.
+        own = f"{objective.stage}."
+        ended = [ending for ending in endings if any(name.startswith(own) for name in ending.metrics)]
+        if not ended:
             return ""
         guess = nearest(objective.name, dict.fromkeys(name for ending in ended for name in ending.metrics))
         return f"no trial reported {objective.name}" + (f" (did you mean {guess!r}?)" if guess else "")
@@ -189,7 +195,8 @@ class Sweep:
     def _add(self, trial: Trial, result: Mapping[str, Any]) -> None:
         assert self.record is not None
         begun = Ending(trial.number, trial.settings, trial.overrides, int(ExitCode.FAILED))
-        ending = read_ending(begun, result, self.search.objective, self.search.model)
+        search = self.search
+        ending = read_ending(begun, result, search.objective, search.model, search.comparisons)
         if before := self._prepared.get(trial.number):
             first = read_ending(begun, before, None, "")
             ending = replace(ending, seconds=first.seconds + ending.seconds, num_cached=first.num_cached)

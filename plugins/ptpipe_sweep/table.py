@@ -93,7 +93,9 @@ def explanation(endings: Sequence[Ending]) -> str:
     lines = []
     if shown_of:
         latency = f"; latency at {shown_of.latency.label}" if shown_of.latency else ""
-        lines.append(f"size and {'latency' if latency else 'quality'} of {shown_of.model!r}{latency}")
+        split = f" on {shown_of.split}" if shown_of.split else ""
+        by = f" by {shown_of.comparison}{split}" if shown_of.comparison else ""
+        lines.append(f"size and {'latency' if latency else 'quality'} of {shown_of.model!r}{by}{latency}")
     if front := pareto_front(endings):
         which = "passed or is undecided" if any(ending.is_undecided for ending in endings) else "passed"
         lines.append(f"* no other trial that {which} is better without being worse in something else ({len(front)})")

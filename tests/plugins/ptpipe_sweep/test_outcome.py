@@ -14,6 +14,7 @@ from ptpipe_sweep.outcome import (
     Quality,
     best,
     check_model,
+    judged_comparisons,
     judged_model,
     pareto_front,
     parse_objective,
@@ -77,6 +78,36 @@ def test_figures_are_those_of_the_last_row_or_of_the_named_one():
     named = read_ending(BEGUN, RESULT, None, "float")
     assert (named.model, named.quality.value, named.latency.median_ms) == ("float", 0.99, 1.0)
     assert read_ending(BEGUN, RESULT, None, "nothing").quality is None
+
+
+def compared(accuracy, split, *names):
+    rows = [row(name, accuracy, 100) for name in names]
+    return "ptpipe_eval.Comparison", {"metrics": METRICS, "rows": rows, "split": split}
+
+
+def test_figures_are_those_of_the_comparison_that_the_gate_judges():
+    stages = [
+        stage("first", output=compared(0.9, "test", "float", "int8")),
+        stage("second", output=compared(0.8, "val", "float", "int8")),
+        stage("other", output=compared(0.7, "test", "onnx")),
+        stage("speed", output=("Comparison", {"metrics": [], "rows": [row("onnx", 0, 7, cell(0.4))]})),
+    ]
+
+    def figures(model, *comparisons):
+        ending = read_ending(BEGUN, {"exit_code": 0, "stages": stages}, None, model, comparisons)
+        return ending.comparison, ending.model, ending.split, ending.quality.value
+
+    assert figures("int8", "first", "second", "other") == ("first", "int8", "test", 0.9)
+    assert figures("int8", "second", "first", "other") == ("second", "int8", "val", 0.8)
+    assert figures("onnx", "second", "first", "other") == ("other", "onnx", "test", 0.7), "the first that has the model"
+    assert figures("") == ("first", "int8", "test", 0.9)
+    assert read_ending(BEGUN, {"exit_code": 0, "stages": stages}, None, "").latency is None, "that is of another model"
+
+
+def test_a_failed_stage_has_no_metrics_that_a_trial_is_compared_by():
+    stages = [stage("train", "failed", metrics={"val_accuracy": 0.1}), stage("data", metrics={"samples": 3})]
+    ending = read_ending(BEGUN, {"exit_code": 1, "stages": stages}, Objective("train", "val_accuracy", True), "")
+    assert ending.quality is None and ending.metrics == {"data.samples": 3}
 
 
 def test_an_objective_is_any_number_of_a_stage():
@@ -204,5 +235,22 @@ def test_a_model_is_one_that_the_manifest_compares():
     check_model("train", plan)
     with pytest.raises(UsageError, match=r"^--model trian: the manifest compares no such model \(did you mean 'train'"):
         check_model("trian", plan)
+    with pytest.raises(UsageError, match=r"\(it compares net, train\)$"):
+        check_model("int8", plan)
+
+
+def test_comparisons_are_ordered_by_the_gates_that_judge_them():
+    compare = {"uses": "eval.compare", "needs": {"models": ["net", "train"]}}
+    gate = {"uses": "gate.accuracy", "needs": {"comparison": "second"}, "with": {"candidate": "train", "max_drop": 0.1}}
+    stages = {
+        "data": {"uses": "data.digits"},
+        "net": {"uses": "model.mlp"},
+        "train": {"uses": "train.supervised"},
+        **dict.fromkeys(("first", "second", "third"), compare),
+        "gate": gate,
+        "last": {**gate, "needs": {"comparison": "third"}},
+    }
+    plan = load_plan({"version": 1, "name": "compared", "stages": stages})
+    assert judged_comparisons(plan) == ("third", "second", "first")
     with pytest.raises(UsageError, match=r"\(it compares net, train\)$"):
         check_model("int8", plan)

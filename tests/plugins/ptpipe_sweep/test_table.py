@@ -44,6 +44,8 @@ def test_only_what_differs_is_a_column():
     assert rows[1][-1] == ""
     assert rows[2][-2].startswith("refused: gate: onnx loses 3.20 points") and len(rows[2][-2]) <= 9 + 60
     assert "size and latency of 'onnx'; latency at batch 1, one thread" in explanation([FIRST, SECOND])
+    compared = replace(FIRST, comparison="compare", split="val", latency=None)
+    assert explanation([compared]).startswith("size and quality of 'onnx' by compare on val\n")
 
 
 def test_what_no_trial_has_is_no_column():

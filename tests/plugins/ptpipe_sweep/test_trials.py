@@ -129,6 +129,8 @@ def test_an_objective_that_no_trial_reported_is_named(project, tmp_path):
     sweep = Sweep(project.plan(), [VALUE], search, tmp_path, Workers(1))
     assert sweep.missing_objective() == "", "nothing has run"
     sweep.record = SweepRecord(Store(tmp_path), "m", {})
+    sweep.record.add(Ending(1, {}, {}, 1, metrics={"one.value": 1.0}))
+    assert sweep.missing_objective() == "", "that trial failed before its stage"
     sweep.record.add(Ending(1, {}, {}, 0, metrics={"one.value": 1.0, "sum.value": 2.0}))
     assert sweep.missing_objective() == "no trial reported sum.valeu (did you mean 'sum.value'?)"
     sweep.record.add(Ending(2, {}, {}, 0, quality=Quality("sum.valeu", 1.0, True), metrics={"sum.valeu": 1.0}))
