@@ -160,7 +160,9 @@ def join_run(
     """
     plan = bound_plan(manifest, overrides)
     store, hook = Store(Path(artifacts)), plan.vocabulary.manager.hook
-    ended: ExitCode | None = hook.ptpipe_join_run(plan=plan, store=store, nodes=options.nodes, tell=tell)
+    ended: ExitCode | None = hook.ptpipe_join_run(
+        plan=plan, store=store, nodes=options.nodes, fresh=options.fresh, tell=tell
+    )
     if ended is None:
         raise UsageError(_NO_PLUGIN)
     return ended

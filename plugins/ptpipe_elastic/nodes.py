@@ -16,7 +16,7 @@ import re
 import stat
 import tempfile
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -33,6 +33,7 @@ from ptpipe import (
     RunFinished,
     StageError,
     UsageError,
+    cache_status,
     hookimpl,
     write_atomically,
 )
@@ -51,6 +52,8 @@ _POLL_S = 0.2
 _LOCK_PROBE_S = 2.0
 """How long the lock may be held by nodes that only test whether node 0 is alive."""
 WAIT_FOR_LEADER_S = 600.0
+WAIT_WITHOUT_WORK_S = 20.0
+"""How long a node waits for node 0 where it finds every stage with several workers cached."""
 _MAX_BYTES = 1 << 20
 
 Digest = Annotated[str, Field(pattern=r"\A[0-9a-f]{64}\z")]
@@ -121,14 +124,14 @@ def lead(plan: Plan, store: Store, run: Callable[[], RunFinished]) -> RunFinishe
         return finished
 
 
-def follow(plan: Plan, store: Store, nodes: Nodes, tell: Callable[[Event], None]) -> ExitCode:
+def follow(plan: Plan, store: Store, nodes: Nodes, fresh: Collection[str], tell: Callable[[Event], None]) -> ExitCode:
     """Take part in the run that node 0 leads, as `nodes.rank`, until it ends; return its exit code.
 
     Raises StageError if node 0 does not start, or disappears.
     """
     store.open_for_writing()
     with store.in_use():
-        return Follower(plan, store, nodes, tell).follow()
+        return Follower(plan, store, nodes, tell, fresh).follow()
 
 
 class Leader:
@@ -192,17 +195,18 @@ class Follower:
     store: Store
     nodes: Nodes
     tell: Callable[[Event], None]
+    fresh: Collection[str] = ()
 
     def follow(self) -> ExitCode:
-        """Take part until node 0 ends; return its exit code.
+        """Take part until node 0 ends; return its exit code. Where node 0 would not need this node: 0.
 
         Raises StageError if node 0 does not start, or disappears.
         """
         self.plan.vocabulary.manager.register(LocalLauncher(self.plan.vocabulary, self.store))
         file = _file(self.plan, self.store)
         begin_ns = _now_ns(file)
-        deadline = time.monotonic() + WAIT_FOR_LEADER_S
-        done, has_met = 0, False
+        begin = time.monotonic()
+        done, has_met, may_be_late = 0, False, True
         self._log("is waiting for node 0")
         while True:
             is_led = _is_locked(file.with_suffix(".lock"))
@@ -220,12 +224,23 @@ class Follower:
                     continue
             elif has_met:
                 raise StageError("node 0 disappeared; start all nodes again to resume from the last checkpoint")
-            elif time.monotonic() > deadline:
+            elif may_be_late and time.monotonic() > begin + WAIT_WITHOUT_WORK_S:
+                may_be_late = False  # node 0 may have come and gone, having found everything cached
+                if not self._has_work():
+                    self._log("ends: node 0 is not running, and every stage with several workers is cached")
+                    return ExitCode.DONE
+            elif time.monotonic() > begin + WAIT_FOR_LEADER_S:
                 raise StageError(
                     f"node 0 did not start within {WAIT_FOR_LEADER_S:g} s; do both nodes have the same manifest, "
                     "options and artifacts folder?"
                 )
             time.sleep(_POLL_S)
+
+    def _has_work(self) -> bool:
+        """Return whether node 0 would run a stage with several workers, by this node's own plan and the store."""
+        shared = {stage.id for stage in self.plan.stages if stage.stage.workers}
+        statuses = cache_status(self.plan, artifacts=self.store.root, fresh=self.fresh)
+        return any(status.stage_id in shared and not status.is_cached for status in statuses)
 
     def _call(self, announced: AnnouncedCall) -> Call:
         """Return this node's own call of the announced stage. Raises StageError if its plan has no such call."""

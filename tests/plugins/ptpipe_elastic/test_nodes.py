@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -149,12 +150,12 @@ class Cluster:
     def leader(self) -> Leader:
         return Leader(self.plan, self.store)
 
-    def follow(self, rank: int = 1) -> Following:
+    def follow(self, rank: int = 1, fresh: tuple[str, ...] = ()) -> Following:
         """Start a node; it waits for node 0 when this returns."""
         events: list[Event] = []
         nodes = Nodes(2, rank, "localhost:1")
         plan = self.project.plan()  # type: ignore[attr-defined]
-        following = Following(Follower(plan, self.store, nodes, events.append), events)
+        following = Following(Follower(plan, self.store, nodes, events.append, fresh), events)
         following.waits_for(following.has_said("is waiting for node 0"))
         return following
 
@@ -311,6 +312,25 @@ def test_a_node_0_that_never_comes_is_not_waited_for_for_ever(cluster: Cluster, 
     assert isinstance(ending, StageError)
     assert str(ending).startswith("node 0 did not start within 0.5 s; do both nodes have the same manifest, ")
     assert time.monotonic() - begin_s >= 0.5
+
+
+def test_a_node_that_is_not_needed_does_not_wait_for_a_node_0_that_has_ended(cluster: Cluster, monkeypatch) -> None:
+    """It found everything cached, and ended before this node began."""
+    monkeypatch.setattr("ptpipe_elastic.nodes.WAIT_WITHOUT_WORK_S", 0.1)
+    monkeypatch.setattr("ptpipe_elastic.nodes.WAIT_FOR_LEADER_S", 1.0)
+    are_cached = {"single": False, "one": True, "two": True, "fails": True}
+
+    def cache_status(plan, artifacts, fresh):
+        assert artifacts == cluster.store.root
+        return [SimpleNamespace(stage_id=id_, is_cached=are_cached[id_] and id_ not in fresh) for id_ in are_cached]
+
+    monkeypatch.setattr("ptpipe_elastic.nodes.cache_status", cache_status)
+    following = cluster.follow()
+    assert following.end() is ExitCode.DONE, "what has one worker is node 0's own"
+    assert following.has_said("every stage with several workers is cached")()
+    assert isinstance(cluster.follow(fresh=("two",)).end(), StageError), "node 0 is to run it again"
+    are_cached["two"] = False
+    assert isinstance(cluster.follow().end(), StageError)
 
 
 def test_a_node_0_that_works_long_is_waited_for(cluster: Cluster, monkeypatch) -> None:
