@@ -19,7 +19,7 @@ from ptpipe.store.files import GONE, errors_naming
 @click.argument("run")
 @click.argument("stage")
 @click.argument("dest", default=".", type=click.Path(path_type=Path, file_okay=False))
-@click.option("--force", is_flag=True, help="Replace existing files.")
+@click.option("--force", is_flag=True, help="Replace existing files; signatures of what they replace are deleted.")
 @artifacts_option
 @json_option
 def get(run: str, stage: str, dest: Path, force: bool, artifacts: Path, as_json: bool) -> None:
@@ -29,6 +29,7 @@ def get(run: str, stage: str, dest: Path, force: bool, artifacts: Path, as_json:
     is created if missing. `ptpipe show RUN` lists the deliverables. The statement of where each comes from, and its
     signatures, are copied with it: `ptpipe verify FILE` checks it later, anywhere.
     """
+    from ptpipe.provenance.envelope import envelope_path
     from ptpipe.store.runs import find_run
 
     store = open_store(artifacts)
@@ -38,16 +39,19 @@ def get(run: str, stage: str, dest: Path, force: bool, artifacts: Path, as_json:
     stored = {file["sha256"] for listing in listings for file in listing.values()}
     targets = {folder / name: dest / PurePosixPath(name).relative_to(stage) for name in facts["deliverables"]}
     files = {source: target for pair in targets.items() for source, target in _with_provenance(*pair).items()}
-    if not force and (existing := [str(path) for path in files.values() if path.exists()]):
+    places = dict.fromkeys([*files.values(), *map(envelope_path, targets.values())])
+    if not force and (existing := [str(path) for path in places if path.exists()]):
         raise existing_files(existing)
     for source in targets:
         _verify(source, stored, stage)
     for source, target in files.items():
         _copy(source, target)
+    removed = [envelope for target in targets.values() if (envelope := _without_stale_envelope(target))]
     if as_json:
         print_json([str(target) for target in targets.values()])
     else:
-        echo("\n".join(f"wrote {target}" for target in files.values()))
+        lines = [f"wrote {target}" for target in files.values()]
+        echo("\n".join([*lines, *(f"removed {path}: it signed another file" for path in removed)]))
 
 
 def _with_provenance(source: Path, target: Path) -> dict[Path, Path]:
@@ -59,6 +63,20 @@ def _with_provenance(source: Path, target: Path) -> dict[Path, Path]:
     if envelope_path(source).exists():
         found[envelope_path(source)] = envelope_path(target)
     return found
+
+
+def _without_stale_envelope(target: Path) -> Path | None:
+    """Delete the signatures of the file that was replaced, with which the new one would count as altered."""
+    from ptpipe.provenance.envelope import envelope_path, is_stale
+
+    envelope = envelope_path(target)
+    try:
+        if not is_stale(target):
+            return None
+        envelope.unlink()
+    except OSError as error:
+        raise UsageError(f"cannot delete {envelope}: {error.strerror or error}") from error
+    return envelope
 
 
 def _copy(source: Path, target: Path) -> None:

@@ -21,9 +21,10 @@ def sign(file: Path, key: Path, artifacts: Path, as_json: bool) -> None:
     Writes a DSSE envelope beside FILE (FILE.dsse.json), which `ptpipe verify FILE --key` checks. Make a key pair with
     `openssl genpkey -algorithm ed25519 -out key.pem` and `openssl pkey -in key.pem -pubout -out key.pub`.
     """
-    from ptpipe.provenance.envelope import sign_statement
+    from ptpipe.provenance.envelope import deliverable_of, sign_statement
     from ptpipe.provenance.verify import Verification
 
+    file = deliverable_of(file)
     if not file.is_file():
         raise UsageError(f"there is no file {file}; `ptpipe get` copies a deliverable out of a run")
     file = file.resolve()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ptpipe.errors import IntegrityError, UsageError
+from ptpipe.execution.statement import SUFFIX as STATEMENT_SUFFIX
 from ptpipe.execution.statement import statement_path
 from ptpipe.store.files import strict_json, write_atomically
 
@@ -25,6 +26,23 @@ _MAX_BYTES = 100_000_000
 def envelope_path(deliverable: Path) -> Path:
     """Return the place of the signatures of a deliverable's statement: beside it."""
     return deliverable.parent / f"{deliverable.name}{SUFFIX}"
+
+
+def deliverable_of(path: Path) -> Path:
+    """Return the deliverable that a path names: itself, or that of its statement or envelope (`path`)."""
+    for suffix in (STATEMENT_SUFFIX, SUFFIX):
+        if path.name.endswith(suffix) and not statement_path(path).exists():
+            return path.with_name(path.name.removesuffix(suffix))
+    return path
+
+
+def is_stale(deliverable: Path) -> bool:
+    """Return whether the envelope beside a deliverable (`deliverable`) is of another statement than that beside it."""
+    try:
+        check_envelope(deliverable, None)
+    except IntegrityError:
+        return True
+    return False
 
 
 def sign_statement(deliverable: Path, key: Path) -> Path:
@@ -80,7 +98,7 @@ def _signatures(path: Path, payload: bytes) -> list[dict[str, str]]:
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise IntegrityError(f"it is no DSSE envelope: {error!r}") from error
     if not is_in_toto or signed != payload:
-        raise IntegrityError("it holds another statement than the one beside it")
+        raise IntegrityError("it holds another statement than the one beside it; delete it if it is of an earlier file")
     return signatures
 
 
@@ -109,8 +127,9 @@ def _private_key(path: Path) -> Ed25519PrivateKey:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
+    content = _read(path)
     try:
-        key = load_pem_private_key(_read(path), None)
+        key = load_pem_private_key(content, None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:  # TypeError: it is encrypted
         raise UsageError(f"{path} is no unencrypted private key in PEM: {error}") from error
     if not isinstance(key, Ed25519PrivateKey):
@@ -124,8 +143,9 @@ def _public_key(path: Path) -> Ed25519PublicKey:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
     from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
+    content = _read(path)
     try:
-        key = load_pem_public_key(_read(path))
+        key = load_pem_public_key(content)
     except (ValueError, UnsupportedAlgorithm) as error:
         raise UsageError(f"{path} is no public key in PEM; `openssl pkey -pubout` extracts one") from error
     if not isinstance(key, Ed25519PublicKey):

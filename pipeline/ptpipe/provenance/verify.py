@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from ptpipe.errors import IntegrityError
-from ptpipe.execution.statement import SUFFIX, statement_path
-from ptpipe.provenance.envelope import check_envelope, envelope_path
+from ptpipe.execution.statement import statement_path
+from ptpipe.provenance.envelope import check_envelope, deliverable_of, envelope_path
 from ptpipe.provenance.statement import Statement, is_key_of
 from ptpipe.store.documents import read_document
 from ptpipe.store.runs import find_run
@@ -79,13 +79,11 @@ class Verification:
             self._run(folder)
 
     def verify_file(self, path: Path) -> None:
-        """Verify a deliverable, in the store or elsewhere, by the statement beside it.
+        """Verify a deliverable (or that of a statement or an envelope), in the store or elsewhere, by its statement.
 
         What the store has of the stages that led to the deliverable is verified too.
         """
-        if path.name.endswith(SUFFIX):
-            path = path.with_name(path.name.removesuffix(SUFFIX))
-        path = path.resolve()
+        path = deliverable_of(path).resolve()
         statement = self._deliverable(path)
         if statement is None or not (self.store.root / "objects").is_dir():
             return

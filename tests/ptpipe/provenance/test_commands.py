@@ -82,8 +82,31 @@ def test_signing_with_keys_of_openssl(shop, run_cli, tmp_path):
     altered = run_cli("sign", "out/number.json", "--key", "mine.pem", alone=True)
     assert altered.code == ExitCode.INTEGRITY
     assert altered.err.endswith("its bytes are not those of its statement; it is not signed\n")
+    assert run_cli("sign", f"{path}.dsse.json", "--key", "other.pem", alone=True).out == f"wrote {path}.dsse.json\n"
+    assert run_cli("verify", f"{path}.dsse.json", alone=True).code == 0
     absent = run_cli("sign", "absent", "--key", "mine.pem", alone=True)
     assert (absent.code, absent.err.startswith("ptpipe: there is no file absent")) == (ExitCode.USAGE, True)
+
+
+def test_get_deletes_the_signatures_of_the_file_that_it_replaces(shop, run_cli, tmp_path):
+    pytest.importorskip("cryptography", reason="cryptography is not installed (extra `signing`)")
+    from .test_envelope import make_key
+
+    make_key(tmp_path, "mine")
+    first = shop.run().run_id
+    run_cli("get", first, "sum", "out", alone=True)
+    assert run_cli("sign", "out/number.json", "--key", "mine.pem", alone=True).code == 0
+    assert "removed" not in run_cli("get", first, "sum", "out", "--force", alone=True).out, "they sign that very file"
+    assert run_cli("verify", "out/number.json", "--key", "mine.pub", alone=True).code == 0
+    second = shop.run({"one.value": 4}).run_id
+    (tmp_path / "out" / "number.json").unlink()
+    (tmp_path / "out" / "number.json.intoto.json").unlink()
+    refused = run_cli("get", second, "sum", "out", alone=True)
+    assert (refused.code, "out/number.json.dsse.json exists (--force" in refused.err) == (ExitCode.USAGE, True)
+    replaced = run_cli("get", second, "sum", "out", "--force", alone=True)
+    assert replaced.out.endswith("removed out/number.json.dsse.json: it signed another file\n")
+    assert run_cli("verify", "out/number.json", alone=True).code == 0
+    assert run_cli("sign", "out/number.json", "--key", "mine.pem", alone=True).code == 0
 
 
 def openssl(*arguments):

@@ -10,7 +10,7 @@ import pytest
 
 from ptpipe.errors import IntegrityError, UsageError
 from ptpipe.execution.statement import statement_path
-from ptpipe.provenance.envelope import check_envelope, envelope_path, sign_statement
+from ptpipe.provenance.envelope import check_envelope, deliverable_of, envelope_path, is_stale, sign_statement
 
 pytest.importorskip("cryptography", reason="cryptography is not installed (extra `signing`)")
 
@@ -51,6 +51,12 @@ def test_what_is_signed_is_the_encoding_that_dsse_prescribes(file, tmp_path):
     assert check_envelope(file, None)
 
 
+def test_a_statement_and_an_envelope_name_their_deliverable(file):
+    assert [deliverable_of(path) for path in (file, statement_path(file), envelope_path(file))] == [file] * 3
+    statement_path(envelope_path(file)).write_text("{}")
+    assert deliverable_of(envelope_path(file)) == envelope_path(file), "it has a statement of its own"
+
+
 def test_several_may_sign(file, tmp_path):
     keys = [make_key(tmp_path, name) for name in ("mine", "yours", "theirs")]
     for private, _ in (keys[0], keys[1], keys[0]):
@@ -67,8 +73,9 @@ def test_no_bit_of_statement_or_signature_can_change(file, tmp_path):
     payload = statement_path(file).read_bytes()
     statement_path(file).write_bytes(payload.replace(b"x", b"y"))
     for key in (public, None):
-        with pytest.raises(IntegrityError, match="another statement"):
+        with pytest.raises(IntegrityError, match=r"another statement than .*; delete it if it is of an earlier file"):
             check_envelope(file, key)
+    assert is_stale(file)
     envelope = json.loads(envelope_path(file).read_text())
     envelope["payload"] = base64.b64encode(statement_path(file).read_bytes()).decode()
     envelope_path(file).write_text(json.dumps(envelope))
@@ -122,6 +129,10 @@ def test_keys_that_cannot_be_used_are_the_users_mistake(file, tmp_path):
     for private in (elliptic[0], encrypted, text, tmp_path / "absent", elliptic[1]):
         with pytest.raises(UsageError):
             sign_statement(file, private)
+    with pytest.raises(UsageError, match=r"^cannot read .*absent: No such file"):
+        sign_statement(file, tmp_path / "absent")
+    with pytest.raises(UsageError, match=r"^cannot read .*absent: No such file"):
+        check_envelope(file, tmp_path / "absent")
     sign_statement(file, make_key(tmp_path, "mine")[0])
     for public in (elliptic[1], text, tmp_path / "absent", tmp_path / "mine.pem"):
         with pytest.raises(UsageError):
