@@ -90,7 +90,7 @@ def sweep(  # noqa: PLR0913  # one parameter an option
     The exit code is 1 if a trial failed; the others run all the same. Refusals of gates are in the table: the exit code
     is 3 only if no trial passed.
     """
-    from ptpipe_sweep.outcome import check_model, judged_comparisons, judged_model
+    from ptpipe_sweep.outcome import check_model, judged_model
     from ptpipe_sweep.space import parse_axes
     from ptpipe_sweep.sweep import Search, Sweep, Workers
 
@@ -101,8 +101,7 @@ def sweep(  # noqa: PLR0913  # one parameter an option
     if model:
         check_model(model, plan)
     method = _method(num_random, num_optuna, objective)
-    compared = model or judged_model(plan), judged_comparisons(plan)
-    search = Search(method, num_random or num_optuna or 0, sweep_seed, objective, *compared)
+    search = Search(method, num_random or num_optuna or 0, sweep_seed, objective, model or judged_model(plan))
     planned = Sweep(plan, parse_axes(axes, plan), search, artifacts, Workers(workers, ray_address))
     if dry_run:
         _print_dry_run(planned, as_json)

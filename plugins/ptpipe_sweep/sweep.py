@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias
 
 from ptpipe import CacheStatus, ExitCode, Plan, Store, Terminated, UsageError, cache_status, host, nearest
 from ptpipe_sweep import processes
-from ptpipe_sweep.outcome import Ending, Objective, read_ending
+from ptpipe_sweep.outcome import Ending, Objective, judged_comparisons, read_ending
 from ptpipe_sweep.record import SweepRecord, exit_code
 from ptpipe_sweep.search import OptunaSearch
 from ptpipe_sweep.space import Axis, Range
@@ -36,8 +36,6 @@ class Search:
     """None: the primary metric of the comparison."""
     model: str
     """The row of the comparison; "": the last one."""
-    comparisons: tuple[str, ...] = ()
-    """The stages to take figures from: see `judged_comparisons`."""
 
 
 @dataclass(frozen=True)
@@ -195,8 +193,7 @@ class Sweep:
     def _add(self, trial: Trial, result: Mapping[str, Any]) -> None:
         assert self.record is not None
         begun = Ending(trial.number, trial.settings, trial.overrides, int(ExitCode.FAILED))
-        search = self.search
-        ending = read_ending(begun, result, search.objective, search.model, search.comparisons)
+        ending = read_ending(begun, result, self.search.objective, self.search.model, judged_comparisons(self.plan))
         if before := self._prepared.get(trial.number):
             first = read_ending(begun, before, None, "")
             ending = replace(ending, seconds=first.seconds + ending.seconds, num_cached=first.num_cached)
