@@ -36,10 +36,17 @@ class ExitCode(IntEnum):
     """A plugin is missing or broken."""
     BUG = 70
     """A bug in ptpipe."""
+    HUNG_UP = 129
+    """SIGHUP: the terminal was closed, or the connection to it lost."""
     INTERRUPTED = 130
     """SIGINT (Ctrl-C)."""
     TERMINATED = 143
     """SIGTERM."""
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether a signal ended the process."""
+        return self in (ExitCode.HUNG_UP, ExitCode.INTERRUPTED, ExitCode.TERMINATED)
 
 
 Severity: TypeAlias = Literal["error", "warning", "note"]
@@ -144,7 +151,14 @@ class IntegrityError(PtpipeError):
 
 
 class Terminated(BaseException):
-    """SIGTERM was received. Like KeyboardInterrupt it is no `Exception`, so that no stage swallows it."""
+    """SIGTERM or SIGHUP was received. Like KeyboardInterrupt it is no `Exception`, so that no stage swallows it.
+
+    `exit_code`: that of the process, by which the signals differ.
+    """
+
+    def __init__(self, exit_code: ExitCode = ExitCode.TERMINATED) -> None:
+        super().__init__()
+        self.exit_code = exit_code
 
 
 def _gravity(code: ExitCode) -> bool:

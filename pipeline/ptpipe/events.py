@@ -197,6 +197,6 @@ class RunFinished:
     stages: tuple[StageFinished, ...]
     """In run order."""
     interrupted: bool = False
-    """By SIGINT or SIGTERM."""
+    """By SIGINT, SIGTERM or SIGHUP."""
     sections: tuple[Section, ...] = ()
     """What plugins add to reports: the results of `ptpipe_report_sections`."""

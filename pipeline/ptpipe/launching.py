@@ -13,8 +13,8 @@ folders by output name. Events travel back as `event_to_json(event)`. What the s
 Start a Python process by `python_command(module)`: it imports what this one does, where `python -m` would import from
 the working directory first.
 
-A process of your own that calls `ptpipe.run` begins with `SignalHandlers().install()`: Ctrl-C and SIGTERM then end the
-run as they end `ptpipe run`.
+A process of your own that calls `ptpipe.run` begins with `SignalHandlers().install()`: Ctrl-C, SIGTERM and SIGHUP then
+end the run as they end `ptpipe run`.
 """
 
 from ptpipe.events import FilesRead, ModulesImported, event_from_json, event_to_json

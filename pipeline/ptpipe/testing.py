@@ -25,7 +25,7 @@ from ptpipe.api import DEFAULT_ARTIFACTS, RunResult, run
 from ptpipe.artifact import JSON, Artifact, Decision, Verdict
 from ptpipe.config import StageConfig
 from ptpipe.context import Context, NamedCode
-from ptpipe.errors import ExitCode, ManifestError, Problem, nearest
+from ptpipe.errors import ManifestError, Problem, nearest
 from ptpipe.events import Event, Metric, Notice, Outcome, StageFinished
 from ptpipe.plan.options import changed_option, config_problems
 from ptpipe.plan.source_functions import SourceFunction
@@ -219,7 +219,7 @@ def ptpipe_run() -> RunManifest:
     ) -> GatedRun:
         folder = artifacts or os.environ.get("PTPIPE_ARTIFACTS") or DEFAULT_ARTIFACTS
         result = GatedRun(**vars(run(manifest, overrides, artifacts=folder)))
-        if result.exit_code in (ExitCode.INTERRUPTED, ExitCode.TERMINATED):  # by a signal that was meant for all tests
+        if result.exit_code.is_interrupted:  # by a signal that was meant for all tests
             pytest.exit(f"{manifest} was interrupted", returncode=int(result.exit_code))
         return result
 

@@ -47,7 +47,8 @@ def write_error_file(error: BaseException, message: str, frames: Sequence[str] =
 
 def _start(run_pid: int, store_url: str, folder: Path, module: str, arguments: list[str]) -> None:
     _exit_with_run(run_pid)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run handles Ctrl-C, and ends its workers
+    for number in (signal.SIGINT, signal.SIGHUP):  # the run handles these, and ends its workers
+        signal.signal(number, signal.SIG_IGN)
     log = os.open(log_file(folder, int(os.environ["RANK"])), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for stream in (sys.stdout, sys.stderr):
         os.dup2(log, stream.fileno())

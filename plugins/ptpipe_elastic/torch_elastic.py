@@ -24,11 +24,13 @@ from torch.distributed.elastic.rendezvous.api import rendezvous_handler_registry
 from torch.distributed.launcher import api as launcher_api
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from ptpipe import StageError, Terminated
+from ptpipe import ExitCode, StageError, Terminated
 from ptpipe.launching import python_command
 from ptpipe_elastic.bootstrap import log_file
 from ptpipe_elastic.rendezvous import BACKEND, Rendezvous, WorkerRendezvous, create_handler
 
+_HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+"""By torch's agent."""
 _SHUTDOWN_S = 3
 """Between SIGTERM and SIGKILL, for workers that the agent ends."""
 _EXIT_BARRIER_S = 20
@@ -111,13 +113,15 @@ def run_workers(
             max_restarts=rendezvous.nodes.max_restarts,
             monitor_interval=0.1,
             logs_specs=DefaultLogsSpecs(log_dir=str(log_folder)),
-            **_supported({"shutdown_timeout": _SHUTDOWN_S}),
+            **_supported({"shutdown_timeout": _SHUTDOWN_S, "signals_to_handle": _signals_to_handle()}),
         )
         store_url = rendezvous.worker_url(Path(folder))
         python, *command = python_command(_BOOTSTRAP, str(os.getpid()), store_url, str(log_folder.absolute()))
         try:
             elastic_launch(config, python)(*command, module, *arguments)
         except SignalException as error:
+            if error.sigval == signal.SIGHUP:
+                raise Terminated(ExitCode.HUNG_UP) from None
             raise (Terminated if error.sigval == signal.SIGTERM else KeyboardInterrupt) from None
         except (RendezvousError, DistError) as error:
             traceback.clear_frames(error.__traceback__)  # which refer to the agent, and it to the nodes' store
@@ -139,6 +143,11 @@ def _supported(options: dict[str, Any]) -> dict[str, Any]:
     """The options that this release of torch knows."""
     names = {field.name for field in fields(LaunchConfig)}
     return {name: value for name, value in options.items() if name in names}
+
+
+def _signals_to_handle() -> str:
+    """The signals for torch's agent to handle: none that this process was started to ignore (`nohup`)."""
+    return ",".join(number.name for number in _HANDLED if signal.getsignal(number) is not signal.SIG_IGN)
 
 
 def _failures(error: ChildFailedError, log_folder: Path) -> list[WorkerFailure]:
@@ -179,8 +188,7 @@ def _restored_process_state() -> Iterator[None]:
     Handlers in the main thread alone: in others, which can set none, the agent sets none.
     """
     is_main = threading.current_thread() is threading.main_thread()
-    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT) if is_main else ()
-    handlers = {number: signal.getsignal(number) for number in numbers}
+    handlers = {number: signal.getsignal(number) for number in (_HANDLED if is_main else ())}
     variable = "TORCHELASTIC_SIGNALS_TO_HANDLE"
     value = os.environ.get(variable)
     try:

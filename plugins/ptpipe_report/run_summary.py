@@ -33,6 +33,7 @@ _ENDINGS: dict[int, str] = {
     ExitCode.PLUGIN: "stopped: a plugin is missing or broken",
     ExitCode.BUG: "stopped by a bug in ptpipe",
     ExitCode.TERMINATED: "terminated",
+    ExitCode.HUNG_UP: "terminated: the terminal was closed",
 }
 
 
@@ -92,7 +93,7 @@ class Notices:
 
 def ending(finished: RunFinished) -> str:
     """Return how the run ended, in a few words."""
-    if finished.interrupted and finished.exit_code != ExitCode.TERMINATED:
+    if finished.interrupted and finished.exit_code not in (ExitCode.TERMINATED, ExitCode.HUNG_UP):
         return "interrupted"
     return _ENDINGS.get(finished.exit_code, f"ended with exit code {finished.exit_code}")
 

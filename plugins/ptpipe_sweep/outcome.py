@@ -16,6 +16,7 @@ _ENDED = {
     ExitCode.REFUSED: "refused",
     ExitCode.UNDECIDED: "undecided",
     ExitCode.INTEGRITY: "corrupt",
+    ExitCode.HUNG_UP: "interrupted",
     ExitCode.INTERRUPTED: "interrupted",
     ExitCode.TERMINATED: "interrupted",
 }

@@ -141,7 +141,7 @@ def run_trials(
 ) -> None:
     """Run trials, `num_workers` at a time; `ended` is called with each one's end.
 
-    After Ctrl-C or SIGTERM, every process is interrupted and its end reported, and the exception propagates.
+    After Ctrl-C, SIGTERM or SIGHUP, every process is interrupted and its end reported, and the exception propagates.
     """
     waiting = deque((request, MAX_RETRIES) for request in requests)
     running: dict[TrialProcess, int] = {}

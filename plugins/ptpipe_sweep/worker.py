@@ -74,7 +74,8 @@ def main() -> None:
     # The sweep ends its workers by SIGINT, which a shell's background job ignores, and a Ray worker blocks.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
-    SignalHandlers().install()
+    handlers = SignalHandlers()
+    handlers.install()
     from ptpipe_torch.runtime import exit_with_parent
 
     request = Request(**json.load(sys.stdin))
@@ -86,8 +87,7 @@ def main() -> None:
         print(error, file=sys.stderr)  # noqa: T201  # the trial's log
     except (KeyboardInterrupt, Terminated):
         return  # before the run began; there is nothing to report
-    for number in (signal.SIGINT, signal.SIGTERM):  # the end is decided
-        signal.signal(number, signal.SIG_IGN)
+    handlers.ignore()
     write_atomically(request.result, json.dumps(result).encode())
     sys.stderr.flush()
     os._exit(0)  # as `ptpipe run` does: tearing down every library takes over a second with torch

@@ -50,7 +50,12 @@ def test_a_broken_plugin_gives_the_exit_code():
 
 def test_exit_codes_are_those_promised():
     promised = {"DONE": 0, "FAILED": 1, "USAGE": 2, "REFUSED": 3, "UNDECIDED": 4, "INTEGRITY": 5, "PLUGIN": 6}
-    assert {code.name: code.value for code in ExitCode} == promised | {"BUG": 70, "INTERRUPTED": 130, "TERMINATED": 143}
+    assert {code.name: code.value for code in ExitCode} == promised | {
+        "BUG": 70,
+        "HUNG_UP": 129,
+        "INTERRUPTED": 130,
+        "TERMINATED": 143,
+    }
 
 
 def test_the_tree_of_errors():

@@ -11,7 +11,6 @@ import contextlib
 import copy
 import io
 import os
-import signal
 import sys
 import threading
 import warnings
@@ -167,7 +166,7 @@ def cli() -> None:
     """One manifest takes a PyTorch model from training to a small, fast artifact that can be trusted.
 
     Exit codes: 0 done, 1 a stage failed, 2 manifest or command line wrong, 3 a gate refused, 4 a gate could not
-    decide, 5 a stored artifact is corrupt, 6 a plugin is missing or broken, 130/143 interrupted.
+    decide, 5 a stored artifact is corrupt, 6 a plugin is missing or broken, 129/130/143 interrupted.
     """
 
 
@@ -183,8 +182,7 @@ def main() -> NoReturn:
         code = _exit_code()
         code = handlers.exit_code or code  # whatever became of the exception, it was a signal that ended this
     finally:
-        for number in (signal.SIGINT, signal.SIGTERM):  # the exit code is decided
-            signal.signal(number, signal.SIG_IGN)
+        handlers.ignore()
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -250,8 +248,8 @@ def _exit_code() -> int:
     except (KeyboardInterrupt, click.Abort):
         _tell("interrupted")
         return ExitCode.INTERRUPTED
-    except Terminated:
-        return ExitCode.TERMINATED
+    except Terminated as error:
+        return error.exit_code
     except Exception:  # noqa: BLE001  # the last line of defence
         import traceback
 

@@ -140,7 +140,8 @@ def describe_end(record: Mapping[str, Any]) -> str:
     """Return how the run of `record` ended, in one word or two."""
     if not record["finished"]:
         return "unfinished"
-    words = {0: "done", 1: "failed", 3: "refused", 4: "undecided", 5: "corrupt", 130: "interrupted", 143: "terminated"}
+    words = {0: "done", 1: "failed", 3: "refused", 4: "undecided", 5: "corrupt"}
+    words |= {129: "hung up", 130: "interrupted", 143: "terminated"}
     return words.get(record["exit_code"], f"exit {record['exit_code']}")
 
 

@@ -64,7 +64,7 @@ def reproduce(  # one parameter an option
         place = work or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ptpipe-")))
         result = reproduce(past, plan, place, tolerance)
     _show(past, result, as_json)
-    if result.exit_code in (ExitCode.INTERRUPTED, ExitCode.TERMINATED):
+    if result.exit_code.is_interrupted:
         return int(result.exit_code)
     return int(ExitCode.DONE if result.is_complete else ExitCode.FAILED)
 

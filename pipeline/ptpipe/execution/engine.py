@@ -165,7 +165,7 @@ class _Execution:
         self.plan.vocabulary.manager.unregister(self.launcher)
         interrupted = isinstance(ending, KeyboardInterrupt | Terminated)
         if interrupted:
-            self.exit_code = ExitCode.TERMINATED if isinstance(ending, Terminated) else ExitCode.INTERRUPTED
+            self.exit_code = ending.exit_code if isinstance(ending, Terminated) else ExitCode.INTERRUPTED
             self._skip_rest("the run was interrupted")
         elif ending is not None:
             self.exit_code = ExitCode.BUG

@@ -1,4 +1,4 @@
-"""Signal handling: SIGINT (Ctrl-C) and SIGTERM as exceptions, deferred over critical sections and imports."""
+"""Signal handling: SIGINT (Ctrl-C), SIGTERM and SIGHUP as exceptions, deferred over critical sections and imports."""
 
 from __future__ import annotations
 
@@ -18,10 +18,16 @@ _IMPORT_FRAMES = "<frozen importlib._bootstrap>"
 _LONGEST_IMPORT_S = 20.0
 """How long a signal waits for an import that does not end."""
 _RETRY_S = 0.02
+_EXIT_CODES = {
+    signal.SIGINT: ExitCode.INTERRUPTED,
+    signal.SIGTERM: ExitCode.TERMINATED,
+    signal.SIGHUP: ExitCode.HUNG_UP,
+}
+"""Of the signals that are handled."""
 
 
 class SignalHandlers:
-    """Handlers that raise KeyboardInterrupt for SIGINT and Terminated for SIGTERM where that ends the program.
+    """Handlers that raise KeyboardInterrupt for SIGINT, Terminated for SIGTERM and SIGHUP where that ends the program.
 
     Not inside an import: extension modules report another error in its place, or abort the process. And again where
     the exception was discarded, as those of a weak reference's callback or `__del__` are. For processes of our own: a
@@ -33,16 +39,15 @@ class SignalHandlers:
         self._retry_at = 0.0
 
     def install(self) -> None:
-        """Handle both signals from now on; one that the process was started to ignore (`nohup`) stays ignored."""
-        for number in (signal.SIGINT, signal.SIGTERM):
+        """Handle these signals from now on; one that the process was started to ignore (`nohup`) stays ignored."""
+        for number in _EXIT_CODES:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._handle)
         report = sys.unraisablehook
 
         def repeat_or_report(unraisable: sys.UnraisableHookArgs) -> None:
             if isinstance(unraisable.exc_value, KeyboardInterrupt | Terminated):
-                is_interrupt = isinstance(unraisable.exc_value, KeyboardInterrupt)
-                self._retry(signal.SIGINT if is_interrupt else signal.SIGTERM)
+                self._retry(_signal_of(unraisable.exc_value))
             else:
                 report(unraisable)
 
@@ -53,7 +58,12 @@ class SignalHandlers:
         """The exit code for the first signal received; None where there was none."""
         if self._first is None:
             return None
-        return ExitCode.INTERRUPTED if self._first[0] == signal.SIGINT else ExitCode.TERMINATED
+        return _EXIT_CODES[self._first[0]]
+
+    def ignore(self) -> None:
+        """Ignore these signals from now on: the exit code is decided."""
+        for number in _EXIT_CODES:
+            signal.signal(number, signal.SIG_IGN)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
@@ -61,10 +71,10 @@ class SignalHandlers:
         if _is_importing(frame) and now - self._first[1] < _LONGEST_IMPORT_S:
             if now >= self._retry_at:  # otherwise one is under way: two Ctrl-C in one import are one
                 self._retry(number)
-        elif number == signal.SIGTERM:
-            raise Terminated
-        else:
+        elif number == signal.SIGINT:
             raise KeyboardInterrupt
+        else:
+            raise Terminated(_EXIT_CODES[signal.Signals(number)])
 
     def _retry(self, number: int) -> None:
         """Send the signal again a little later: nothing tells when an import has ended."""
@@ -72,6 +82,11 @@ class SignalHandlers:
         timer = threading.Timer(_RETRY_S, os.kill, (os.getpid(), number))
         timer.daemon = True
         timer.start()
+
+
+def _signal_of(error: KeyboardInterrupt | Terminated) -> signal.Signals:
+    code = error.exit_code if isinstance(error, Terminated) else ExitCode.INTERRUPTED
+    return next(number for number, own in _EXIT_CODES.items() if own is code)
 
 
 def _is_importing(frame: FrameType | None) -> bool:
@@ -82,7 +97,7 @@ def _is_importing(frame: FrameType | None) -> bool:
 
 @contextlib.contextmanager
 def signals_deferred() -> Iterator[None]:
-    """Defer Ctrl-C and SIGTERM to the end of the `with`; a second one takes effect at once."""
+    """Defer Ctrl-C, SIGTERM and SIGHUP to the end of the `with`; a second one takes effect at once."""
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread gets signals
         return
@@ -101,7 +116,7 @@ def signals_deferred() -> Iterator[None]:
         else:
             held.append(number)
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in _EXIT_CODES:
         handler = signal.getsignal(number)
         if handler not in (signal.SIG_IGN, None):
             before[number] = handler

@@ -159,8 +159,8 @@ class Measurement:
         result = run(plan, artifacts=self._artifacts, options=options, reporters=reporters)
         if result.exit_code is ExitCode.INTERRUPTED:
             raise KeyboardInterrupt
-        if result.exit_code is ExitCode.TERMINATED:
-            raise Terminated
+        if result.exit_code.is_interrupted:
+            raise Terminated(result.exit_code)
         for event in result.stages.values():
             self._notices |= dict.fromkeys(f"{event.stage_id}: {notice}" for notice in event.notices)
             if event.outcome is Outcome.FAILED:

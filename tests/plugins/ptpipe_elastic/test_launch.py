@@ -16,7 +16,7 @@ from ptpipe.launching import Call, Nodes, error_frames
 from ptpipe_elastic import ptpipe_launch
 from ptpipe_elastic.bootstrap import log_file
 from ptpipe_elastic.launch import _log_output, _message, _stage_error, launch
-from ptpipe_elastic.torch_elastic import WorkerFailure, _failures
+from ptpipe_elastic.torch_elastic import WorkerFailure, _failures, _signals_to_handle
 
 
 def failure(rank=1, exit_code=1, message="", last_lines=(), *, is_stage_error=False, is_consequence=False):
@@ -143,3 +143,15 @@ def test_others_start_what_needs_no_workers_or_has_them(tmp_path: Path) -> None:
     assert ptpipe_launch(make_call(tmp_path, workers=2, nodes=Nodes(2, 1, started=True)), told.append) is None
     assert told == []
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_agent_handles_no_signal_that_the_run_was_started_to_ignore():
+    """As torch's own handler would end a run that `nohup` began."""
+    before = signal.getsignal(signal.SIGHUP)
+    try:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        assert "SIGTERM" in _signals_to_handle() and "SIGHUP" not in _signals_to_handle()
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        assert "SIGHUP" in _signals_to_handle()
+    finally:
+        signal.signal(signal.SIGHUP, before)

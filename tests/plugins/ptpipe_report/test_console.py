@@ -212,7 +212,14 @@ def test_a_gate_that_fails_undecided_is_not_called_refused(script, verdict) -> N
 
 @pytest.mark.parametrize(
     ("exit_code", "interrupted", "word"),
-    [(130, True, "interrupted"), (143, True, "terminated"), (5, False, "corrupt"), (70, False, "bug"), (9, False, "9")],
+    [
+        (130, True, "interrupted"),
+        (143, True, "terminated"),
+        (129, True, "the terminal was closed"),
+        (5, False, "corrupt"),
+        (70, False, "bug"),
+        (9, False, "9"),
+    ],
 )
 def test_every_ending_is_named_with_the_command_that_resumes(script, exit_code, interrupted, word) -> None:
     shown = shown_lines(on(None), script, script.mnist()[:1], exit_code=exit_code, interrupted=interrupted)

@@ -302,7 +302,7 @@ def test_a_worker_that_hangs_is_named(tmp_path: Path, name: str, rank: int) -> N
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_an_interrupted_run_ends_its_workers(tmp_path: Path, number: int, code: int) -> None:
     running = Running(tmp_path, MODES["ddp"], forked=True)
     assert running.until(1)

@@ -41,7 +41,7 @@ def outcomes(record):
     return {stage["stage_id"]: stage["outcome"] for stage in record["stages"]}
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_ends_the_run_in_good_order_and_running_again_resumes(project, run_cli, number, code):
     project.write(SLOW)
     with run_cli.start("run", "m.yaml", alone=True) as process:

@@ -16,7 +16,7 @@ from ptpipe.execution.signals import SignalHandlers, signals_deferred
 
 @pytest.fixture(autouse=True)
 def handlers():
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     hook = sys.unraisablehook
     handlers = SignalHandlers()
     handlers.install()
@@ -26,7 +26,10 @@ def handlers():
         signal.signal(number, handler)
 
 
-@pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, Terminated)])
+@pytest.mark.parametrize(
+    ("number", "error"),
+    [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, Terminated), (signal.SIGHUP, Terminated)],
+)
 def test_a_signal_waits_for_the_end_of_the_block(number, error):
     before = signal.getsignal(number)
     done = []
@@ -93,6 +96,7 @@ except BaseException as error:
     [
         (signal.SIGINT, KeyboardInterrupt, ExitCode.INTERRUPTED),
         (signal.SIGTERM, Terminated, ExitCode.TERMINATED),
+        (signal.SIGHUP, Terminated, ExitCode.HUNG_UP),
     ],
 )
 def test_a_signal_waits_for_the_end_of_an_import(handlers, tmp_path, monkeypatch, number, error, code):
@@ -100,8 +104,9 @@ def test_a_signal_waits_for_the_end_of_an_import(handlers, tmp_path, monkeypatch
     (tmp_path / f"{name}.py").write_text(SWALLOWING.format(number=int(number)))
     monkeypatch.syspath_prepend(str(tmp_path))
     assert handlers.exit_code is None
-    with pytest.raises(error):
+    with pytest.raises(error) as raised:
         import_and_wait(name)
+    assert getattr(raised.value, "exit_code", ExitCode.INTERRUPTED) is code
     assert sys.modules.pop(name).done
     assert handlers.exit_code is code
 
@@ -131,20 +136,25 @@ def test_an_import_that_does_not_end_is_interrupted(tmp_path, monkeypatch):
         import_module("importing_for_ever")
 
 
-def test_a_signal_that_is_ignored_from_the_start_stays_ignored():
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_a_signal_that_is_ignored_from_the_start_stays_ignored(number):
+    signal.signal(number, signal.SIG_IGN)
     SignalHandlers().install()
-    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    assert signal.getsignal(number) is signal.SIG_IGN
 
 
-@pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, Terminated)])
+@pytest.mark.parametrize(
+    ("number", "error"),
+    [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, Terminated), (signal.SIGHUP, Terminated)],
+)
 def test_a_signal_whose_exception_is_discarded_is_sent_again(capsys, number, error):
     class Dying:
         def __del__(self):
             signal.raise_signal(number)
 
-    with pytest.raises(error):
+    with pytest.raises(error) as raised:
         discard_and_wait([Dying()])
+    assert getattr(raised.value, "exit_code", ExitCode.INTERRUPTED) == 128 + number
     assert capsys.readouterr().err == ""
 
 
