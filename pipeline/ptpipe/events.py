@@ -183,6 +183,8 @@ class RunStarted:
     """Of the stages, by stage id, defaults filled in."""
     upstream: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """For each stage, the ids of the stages that it has inputs from."""
+    arguments: tuple[str, ...] = ()
+    """Of the command line: those that name the machines that run it together (`--nnodes 2`)."""
 
 
 @dataclass(frozen=True)

@@ -112,6 +112,7 @@ def command(started: RunStarted) -> str:
     artifacts = started.folder.parent.parent
     if started.folder.parent.name == "runs" and artifacts.absolute() != Path("artifacts").absolute():
         words += ["--artifacts", str(artifacts)]
+    words += started.arguments
     return " ".join(map(_quoted, words))
 
 

@@ -53,6 +53,15 @@ class Nodes:
     started: bool = False
     """The workers are running already, one per node: each is a process that runs this same manifest."""
 
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """The options of `ptpipe run` that describe this node; none of what a cluster's launcher decides."""
+        restarts = ("--max-restarts", str(self.max_restarts)) if self.max_restarts else ()
+        if self.num == 1 or self.started:
+            return restarts
+        place = ("--nnodes", str(self.num), "--node-rank", str(self.rank), "--rdzv-endpoint", self.endpoint)
+        return (*place, *restarts)
+
 
 ONE_NODE = Nodes()
 

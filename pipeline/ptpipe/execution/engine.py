@@ -175,7 +175,7 @@ class _Execution:
         return self.record.finished(self.finished, self.exit_code, interrupted)
 
     def _execute_stages(self, notice: str) -> None:
-        self.reporters.run_started(self.record.started(self.options.verbosity))
+        self.reporters.run_started(self.record.started(self.options.verbosity, self.options.nodes.arguments))
         self.reporters.report_missing()
         for text in (*([notice] if notice else []), *map(str, self.record.warnings)):
             self._notify("", text)

@@ -140,8 +140,8 @@ class RunRecord:
         except OSError as error:
             self.log(LogLine(attachment.stage_id, f"{attachment.path} could not be kept: {error}"))
 
-    def started(self, verbosity: int) -> RunStarted:
-        """Return the event of the run's start."""
+    def started(self, verbosity: int, arguments: tuple[str, ...]) -> RunStarted:
+        """Return the event of the run's start; `verbosity`, `arguments`: its fields."""
         manifest = self.plan.manifest
         return RunStarted(
             run_id=self.run_id,
@@ -157,6 +157,7 @@ class RunRecord:
             verbosity=verbosity,
             options={stage.id: stage.options for stage in self.plan.stages},
             upstream={stage.id: stage.upstream for stage in self.plan.stages},
+            arguments=arguments,
         )
 
     def finished(self, stages: Sequence[StageFinished], exit_code: ExitCode, interrupted: bool) -> RunFinished:

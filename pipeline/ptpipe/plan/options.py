@@ -32,6 +32,7 @@ _TO_YAML = {
     "an object": "a mapping",
     ", got a number with a fractional part": "",
 }
+_LENGTH = re.compile(r"(\w+) should have (at (?:least|most) \d+ items?) after validation, not (\w+)")
 _YAML_1_1 = {"no": "false", "off": "false", "n": "false", "yes": "true", "on": "true", "y": "true"}
 
 
@@ -136,6 +137,9 @@ def _problem(stage: Stage[..., object], place: Place, details: Sequence[Any]) ->
 def _in_yaml_words(message: str) -> str:
     """Return pydantic's message with YAML's terms instead of those of JSON and Python."""
     message = message.removeprefix("Value error, ").removeprefix("Assertion failed, ").removeprefix("Input ")
+    if length := _LENGTH.fullmatch(message):
+        collection = "mapping" if length[1] == "Dictionary" else "list"
+        return f"should be a {collection} of {length[2]}, not {length[3]}"
     if not message.startswith("should be "):
         return message
     for json_term, yaml_term in _TO_YAML.items():
@@ -146,7 +150,7 @@ def _in_yaml_words(message: str) -> str:
 def _given(detail: Any) -> str:
     """Return the value given, as `, not 3`, unless the message has it."""
     value = detail["input"]
-    if detail["type"] in ("value_error", "assertion_error", "missing"):
+    if detail["type"] in ("value_error", "assertion_error", "missing", "too_short", "too_long"):
         return ""
     text = word_for(value) if isinstance(value, list | dict) else json.dumps(value, ensure_ascii=False, default=str)
     return f", not {text if len(text) <= _LONGEST_SHOWN else text[: _LONGEST_SHOWN - 3] + '...'}"

@@ -66,6 +66,7 @@ class ScriptedRun:
     folder: Path
     verbosity: int = 0
     overrides: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
     manifest_path: str = "manifests/mnist_qat.yaml"
     name: str = "mnist-qat"
     finished: list[StageFinished] = field(default_factory=list)
@@ -78,7 +79,7 @@ class ScriptedRun:
         started = RunStarted(
             "run-1", self.name, self.manifest_path, self.folder, ids, 7, self.overrides, self.verbosity, kinds,
             locations=tuple(Location(self.manifest_path, line, 3) for line, _ in enumerate(ids, 10)),
-            started_at="2026-07-01T12:00:00.000+00:00",
+            started_at="2026-07-01T12:00:00.000+00:00", arguments=self.arguments,
         )  # fmt: skip
         return dataclasses.replace(started, **changes)
 

@@ -222,9 +222,10 @@ def test_a_gate_that_fails_undecided_is_not_called_refused(script, verdict) -> N
     ],
 )
 def test_every_ending_is_named_with_the_command_that_resumes(script, exit_code, interrupted, word) -> None:
+    script.arguments = ("--nnodes", "2")
     shown = shown_lines(on(None), script, script.mnist()[:1], exit_code=exit_code, interrupted=interrupted)
     assert word in shown[-3] and shown[-3].startswith("✗ mnist-qat")
-    assert shown[-2] == "  resume with:   ptpipe run manifests/mnist_qat.yaml"
+    assert shown[-2] == "  resume with:   ptpipe run manifests/mnist_qat.yaml --nnodes 2"
 
 
 def test_quiet_shows_problems_and_the_end(script, verdict) -> None:

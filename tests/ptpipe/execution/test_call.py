@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ptpipe import IntegrityError, StageError
 from ptpipe.events import LogLine, Metric, Progress
-from ptpipe.execution.call import Call, StoredInput, execute
+from ptpipe.execution.call import Call, Nodes, StoredInput, execute
 from ptpipe.execution.local_launcher import LocalLauncher
 from ptpipe.plan.vocabulary import load_vocabulary
 from ptpipe.store.store import Store
@@ -45,6 +45,13 @@ CALLS = st.builds(
 def test_a_call_comes_back_from_json(call):
     assert Call.from_json(call.to_json()) == call
     assert "\n" not in call.to_json(), "one line, so that it can be sent through a pipe"
+
+
+def test_the_arguments_of_a_node_are_those_that_describe_it():
+    named = ("--nnodes", "2", "--node-rank", "0", "--rdzv-endpoint", "a:1")
+    assert Nodes(2, 0, "a:1").arguments == named
+    assert Nodes(2, 0, "a:1", max_restarts=3).arguments == (*named, "--max-restarts", "3")
+    assert Nodes().arguments == Nodes(2, 0, "a:1", started=True).arguments == ()
 
 
 @pytest.fixture

@@ -34,6 +34,7 @@ class OptionsConfig(StageConfig):
     flag_or_word: Literal["auto"] | bool = "auto"
     maybe: float | None = None
     many: tuple[int, ...] = ()
+    some: tuple[int, ...] = Field((1,), min_length=1, max_length=3)
     group_or_word: InnerConfig | Literal["none"] = "none"
     group: InnerConfig | None = None
     by_name: dict[str, float] = Field({}, description="weights")
@@ -88,6 +89,8 @@ def some(config: OptionsConfig, ctx: Context) -> Verdict:
         ({"group": True}, ("group",), "group: should be a mapping, not true", None),
         ({"group": "x"}, ("group",), 'group: should be a mapping, not "x"', None),
         ({"many": 3}, ("many",), "many: should be a list, not 3", None),
+        ({"some": []}, ("some",), "some: should be a list of at least 1 item, not 0", None),
+        ({"some": [1, 2, 3, 4]}, ("some",), "some: should be a list of at most 3 items, not 4", None),
         ({"many": "x"}, ("many",), 'many: should be a list, not "x" (a list of one is written [x])', None),
         ({"many": "x y: [z]"}, ("many",), 'many: should be a list, not "x y: [z]"', None),
         ({"two": [1]}, ("two",), "two: more values are required", None),
