@@ -6,7 +6,7 @@ module. It may leave out parameters that it does not need.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import pluggy
@@ -118,7 +118,7 @@ def ptpipe_run_on_nodes(plan: Plan, store: Store, run: Callable[[], RunFinished]
 
 @hookspec(firstresult=True)
 def ptpipe_join_run(
-    plan: Plan, store: Store, nodes: Nodes, fresh: Collection[str], tell: Callable[[Event], None]
+    plan: Plan, store: Store, nodes: Nodes, fresh: tuple[str, ...], tell: Callable[[Event], None]
 ) -> ExitCode | None:
     """Take part in a run of the same plan on node 0 until it ends; return its exit code, or None to leave it.
 

@@ -5,7 +5,7 @@ Importing this imports neither torch nor numpy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from ptpipe import hookimpl
@@ -44,7 +44,7 @@ def ptpipe_run_on_nodes(plan: Plan, store: Store, run: Callable[[], RunFinished]
 
 @hookimpl
 def ptpipe_join_run(
-    plan: Plan, store: Store, nodes: Nodes, fresh: Collection[str], tell: Callable[[Event], None]
+    plan: Plan, store: Store, nodes: Nodes, fresh: tuple[str, ...], tell: Callable[[Event], None]
 ) -> ExitCode:
     """Follow node 0."""
     from ptpipe_elastic.nodes import follow

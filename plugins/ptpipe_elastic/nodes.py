@@ -16,7 +16,7 @@ import re
 import stat
 import tempfile
 import time
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -124,7 +124,7 @@ def lead(plan: Plan, store: Store, run: Callable[[], RunFinished]) -> RunFinishe
         return finished
 
 
-def follow(plan: Plan, store: Store, nodes: Nodes, fresh: Collection[str], tell: Callable[[Event], None]) -> ExitCode:
+def follow(plan: Plan, store: Store, nodes: Nodes, fresh: tuple[str, ...], tell: Callable[[Event], None]) -> ExitCode:
     """Take part in the run that node 0 leads, as `nodes.rank`, until it ends; return its exit code.
 
     Raises StageError if node 0 does not start, or disappears.
@@ -195,7 +195,7 @@ class Follower:
     store: Store
     nodes: Nodes
     tell: Callable[[Event], None]
-    fresh: Collection[str] = ()
+    fresh: tuple[str, ...] = ()
 
     def follow(self) -> ExitCode:
         """Take part until node 0 ends; return its exit code. Where node 0 would not need this node: 0.
