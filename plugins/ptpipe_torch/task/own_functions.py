@@ -43,7 +43,7 @@ class OwnFunction(BaseModel):
 class OwnFunctionsTask(Task):
     """A built-in task with the user's loss, primary metric, or both; everything else is the task's.
 
-    The functions get tensors where the task has one output or target, else mappings by name.
+    The functions get tensors where the task has one output or target, else mappings by name; outputs in float32.
     """
 
     base: dict[str, Any]
@@ -199,7 +199,8 @@ class OwnFunctionsTask(Task):
         if function.address not in self._found:
             reference = FunctionRef(function.address, {}, function.source, self._source_functions)
             self._found[function.address] = reference.resolve("function of outputs and targets")
-        given = (next(iter(side.values())) if len(side) == 1 else dict(side) for side in (outputs, targets))
+        exact = {name: of.float() if of.is_floating_point() else of for name, of in outputs.items()}  # of bf16 or fp16
+        given = (next(iter(side.values())) if len(side) == 1 else dict(side) for side in (exact, targets))
         values_B = self._found[function.address](*given)
         num_samples = len(next(iter(outputs.values())))
         if not isinstance(values_B, torch.Tensor) or values_B.shape != (num_samples,):

@@ -427,6 +427,18 @@ def test_a_loss_and_a_metric_of_ones_own(load_own: Any) -> None:
         task.with_label_smoothing(0.1)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_functions_of_ones_own_get_outputs_in_float32(load_own: Any, dtype: torch.dtype) -> None:
+    task = load_own(loss_function="own_loss", metric_function="margin").info.task
+    outputs, targets = {"logits": (LOGITS_BK / 3).to(dtype).requires_grad_()}, {"labels": LABELS_B}
+    exact = {"logits": outputs["logits"].detach().float()}
+    losses = task.losses(outputs, targets)
+    assert torch.equal(losses, task.losses(exact, targets))
+    assert task.sums(outputs, targets)["own_metric"] == task.sums(exact, targets)["own_metric"]
+    losses.sum().backward()
+    assert outputs["logits"].grad.dtype == dtype and outputs["logits"].grad.any()
+
+
 def test_a_metric_alone_leaves_the_loss(load_own: Any) -> None:
     task, plain = load_own(metric_function="margin").info.task, load_own().info.task
     outputs, targets = {"logits": LOGITS_BK}, {"labels": LABELS_B}
