@@ -203,7 +203,10 @@ class TrainConfig(StageConfig):
     )
     clip_grad_norm: float | None = Field(None, gt=0, description="maximum norm of all gradients together; null: none")
     label_smoothing: float = Field(
-        0.0, ge=0, lt=1, description="fraction of each label spread over all classes, where the task has classes"
+        0.0,
+        ge=0,
+        lt=1,
+        description="fraction of each label spread over all classes; for one class of each sample, pixel or token",
     )
     mixup_alpha: float = Field(
         0.0,

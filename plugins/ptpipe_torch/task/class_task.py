@@ -11,13 +11,27 @@ from ptpipe_torch.model.signature import Meanings
 from ptpipe_torch.task.task import Task, meaning_of
 
 
-class ClassTask(Task):
+class SmoothedTask(Task):
+    """A task whose loss is a cross-entropy, of labels that can be smoothed."""
+
+    label_smoothing: float = Field(default=0.0, ge=0, lt=1)
+    """Fraction of each label that the loss spreads over all classes (Szegedy et al., 2015, section 7)."""
+
+    def with_label_smoothing(self, label_smoothing: float) -> Self:
+        return self.model_copy(update={"label_smoothing": label_smoothing})
+
+
+class ClassTask(SmoothedTask):
     """A task of named classes, K of them."""
 
     class_names: tuple[str, ...] = Field(min_length=1)
     """By class, in the order of their numbers."""
     class_weights: tuple[Annotated[float, Field(ge=0)], ...] = ()
-    """What the loss of a target is multiplied by, by its class; empty: 1. The mean is over targets, not weights."""
+    """Of each class in the loss; empty: 1. The mean is over targets, not weights.
+
+    The loss of a target is multiplied by its class's; with smoothing, the fraction that each class has of the label by
+    that class's own, as `torch.nn.CrossEntropyLoss` does.
+    """
 
     @model_validator(mode="after")
     def _has_a_weight_for_each_class(self) -> Self:

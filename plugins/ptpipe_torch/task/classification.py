@@ -34,8 +34,6 @@ class Classification(ClassTask):
     `Classification(class_names=("cat", "dog"))`: as in all tasks and facts of columns, fields are given by name.
     """
 
-    label_smoothing: float = Field(default=0.0, ge=0, lt=1)
-    """Fraction of each label that the loss spreads over all classes (Szegedy et al., 2015, section 7)."""
     focal_gamma: float = Field(default=0.0, ge=0)
     """Exponent of the focal loss, (1 - p)^gamma times the loss, p: probability of the label (Lin et al., 2017)."""
     positive_class: str | None = None
@@ -171,16 +169,12 @@ class Classification(ClassTask):
         labels_N = targets["labels"].values()
         return "the most frequent class", np.bincount(labels_N).max() / len(labels_N)
 
-    def with_label_smoothing(self, label_smoothing: float) -> Self:
-        return self.model_copy(update={"label_smoothing": label_smoothing})
-
     def _losses(self, logits_BK: torch.Tensor, labels_B: torch.Tensor, label_smoothing: float = 0.0) -> torch.Tensor:
         import torch
         from torch.nn.functional import cross_entropy
 
-        losses_B = cross_entropy(logits_BK, labels_B, reduction="none", label_smoothing=label_smoothing)
-        if self.class_weights:
-            losses_B = losses_B * constant(self.class_weights, labels_B.device)[labels_B]
+        weights_K = constant(self.class_weights, labels_B.device, logits_BK.dtype) if self.class_weights else None
+        losses_B = cross_entropy(logits_BK, labels_B, weights_K, reduction="none", label_smoothing=label_smoothing)
         if self.focal_gamma:
             losses_B = losses_B * torch.exp(self.focal_gamma * _log_of_others(logits_BK, labels_B))
         return losses_B

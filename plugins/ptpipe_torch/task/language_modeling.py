@@ -16,8 +16,9 @@ from ptpipe_torch.data.column import Column
 from ptpipe_torch.data.column_info import ArrayInfo, ColumnInfo
 from ptpipe_torch.data.tokens import LENGTH
 from ptpipe_torch.model.signature import BATCH, TensorSpec
+from ptpipe_torch.task.class_task import SmoothedTask
 from ptpipe_torch.task.soft_targets import class_divergence
-from ptpipe_torch.task.task import Metric, Task
+from ptpipe_torch.task.task import Metric
 from ptpipe_torch.task.token_classification import (
     IGNORE,
     check_token_targets,
@@ -36,7 +37,7 @@ _MAX_EXPONENT = 700.0
 """Of a perplexity, which must stay finite."""
 
 
-class LanguageModeling(Task):
+class LanguageModeling(SmoothedTask):
     """Networks return `logits`, float32 (B, L, V); the target is `next_tokens`, int64 (B, L)."""
 
     vocabulary_size: int = Field(ge=2)
@@ -65,7 +66,8 @@ class LanguageModeling(Task):
 
     def losses(self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Cross-entropy, averaged over a sample's tokens."""
-        return mean_of_counted(token_losses(outputs[_OUTPUT], targets[_TARGET]), targets[_TARGET])
+        losses_BL = token_losses(outputs[_OUTPUT], targets[_TARGET], label_smoothing=self.label_smoothing)
+        return mean_of_counted(losses_BL, targets[_TARGET])
 
     def teacher_losses(
         self,

@@ -211,10 +211,13 @@ class Task(Facts, ABC):
     def with_label_smoothing(self, label_smoothing: float) -> Self:
         """Return the task with the fraction `label_smoothing` of a label spread over all classes.
 
-        Raises StageError where the task has no labels.
+        Raises StageError where no target is one class of several.
         """
         if label_smoothing:
-            raise StageError(f"label_smoothing: the task {type(self).__name__} has no labels to smooth")
+            raise StageError(
+                "label_smoothing is for one class of several for each sample, pixel or token, and the task "
+                f"{type(self).__name__} has none: leave it out"
+            )
         return self
 
     @property

@@ -79,9 +79,7 @@ class TokenClassification(ClassTask):
 
     def losses(self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Cross-entropy, averaged over a sample's tokens that count; 0 where none does."""
-        weights_K = constant(self.class_weights, targets[TAGS].device) if self.class_weights else None
-        losses_BL = token_losses(outputs[_OUTPUT], targets[TAGS], weights_K)
-        return mean_of_counted(losses_BL, targets[TAGS])
+        return self._losses(outputs, targets, self.label_smoothing)
 
     def teacher_losses(
         self,
@@ -95,7 +93,7 @@ class TokenClassification(ClassTask):
         return mean_of_counted(losses_BL, targets[TAGS])
 
     def sums(self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The confusion matrix of tokens, rows are tags; entities that are right, predicted and there; the losses.
+        """The confusion matrix of tokens, rows are tags; entities right, found and there; losses without smoothing.
 
         `counted`: tokens that count, and words without one.
         """
@@ -106,7 +104,7 @@ class TokenClassification(ClassTask):
         sums = {
             "confusion": torch.bincount(cells_T, minlength=self.num_classes**2),
             "counted": (tags_BL != IGNORE).sum(),
-            "loss": self.losses(outputs, targets).double().sum(),
+            "loss": self._losses(outputs, targets).double().sum(),
         }
         return sums | ({"entities": self._entities(predicted_BL, tags_BL).sum(0)} if self.has_entities else {})
 
@@ -145,7 +143,7 @@ class TokenClassification(ClassTask):
         counted_BL = tags_BL != IGNORE
         sums = {
             "token_accuracy": torch.stack([(predicted_BL == tags_BL).sum(1), counted_BL.sum(1)], dim=1),
-            "loss": self.losses(outputs, targets).double(),
+            "loss": self._losses(outputs, targets).double(),
         }
         if self.has_entities:
             right_B, found_B, there_B = self._entities(predicted_BL, tags_BL).unbind(1)
@@ -194,6 +192,16 @@ class TokenClassification(ClassTask):
         predicted_BL = torch.cat([torch.full_like(missed_BM, nothing), predicted_BL], 1).gather(1, order_BL)
         return predicted_BL, torch.cat([missed_tags_BM, tags_BL], 1).gather(1, order_BL)
 
+    def _losses(
+        self,
+        outputs: Mapping[str, torch.Tensor],
+        targets: Mapping[str, torch.Tensor],
+        label_smoothing: float = 0.0,
+    ) -> torch.Tensor:
+        tags_BL = targets[TAGS]
+        weights_K = constant(self.class_weights, tags_BL.device) if self.class_weights else None
+        return mean_of_counted(token_losses(outputs[_OUTPUT], tags_BL, weights_K, label_smoothing), tags_BL)
+
     def _entities(self, predicted_BL: torch.Tensor, tags_BL: torch.Tensor) -> torch.Tensor:
         """Return the numbers of entities that are right, predicted and there: int64 (B, 3)."""
         import torch
@@ -241,17 +249,20 @@ def missed_words(
 
 
 def token_losses(
-    logits_BLK: torch.Tensor, targets_BL: torch.Tensor, weights_K: torch.Tensor | None = None
+    logits_BLK: torch.Tensor,
+    targets_BL: torch.Tensor,
+    weights_K: torch.Tensor | None = None,
+    label_smoothing: float = 0.0,
 ) -> torch.Tensor:
     """Return the cross-entropy of each token, float32 (B, L), 0 where the target is `IGNORE`.
 
-    `weights_K`: what a token's is multiplied by, by its class.
+    `weights_K` and `label_smoothing`: as in `ClassTask`.
     """
     from torch.nn.functional import cross_entropy
 
     logits_BKL = logits_BLK.float().transpose(1, 2)
-    losses_BL = cross_entropy(logits_BKL, targets_BL, reduction="none", ignore_index=IGNORE)
-    return losses_BL if weights_K is None else losses_BL * weights_K[targets_BL.clamp(min=0)]
+    tensors = logits_BKL, targets_BL, weights_K
+    return cross_entropy(*tensors, reduction="none", ignore_index=IGNORE, label_smoothing=label_smoothing)
 
 
 def fraction_of(totals_R2: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

@@ -262,13 +262,15 @@ def test_it_is_what_torchvision_does(way: str, weight: float) -> None:
         )
 
 
-def test_the_loss_is_that_of_mixed_one_hot_targets() -> None:
-    task = Classification(class_names=tuple("abc"), label_smoothing=0.1)
+@pytest.mark.parametrize("weights", [(), (2.0, 0.5, 0.0)])
+def test_the_loss_is_that_of_mixed_one_hot_targets(weights: tuple[float, ...]) -> None:
+    task = Classification(class_names=tuple("abc"), label_smoothing=0.1, class_weights=weights)
     (batch,) = mixed(make_data(), WAYS["both"], batch_size=NUM)
     assert batch.partners is not None
     weights_B1 = batch.partners.weights_B[:, None]
     own_BK, other_BK = (one_hot(of["labels"], NUM_CLASSES) for of in (batch.targets, batch.partners.targets))
-    expected = torch.nn.CrossEntropyLoss(reduction="none", label_smoothing=0.1)(
+    weights_K = torch.tensor(weights) if weights else None
+    expected = torch.nn.CrossEntropyLoss(weights_K, reduction="none", label_smoothing=0.1)(
         logits(), weights_B1 * own_BK + (1 - weights_B1) * other_BK
     )
     torch.testing.assert_close(mixed_losses(task, {"logits": logits()}, batch), expected)

@@ -280,6 +280,21 @@ def test_weights_of_classes_and_the_focal_loss() -> None:
         assert smoothed.losses(*arguments).mean().item() != pytest.approx(mean, rel=1e-3)
 
 
+def test_smoothed_labels_are_weighted_by_class_as_torch_does() -> None:
+    generator = torch.Generator().manual_seed(1)
+    logits_BK, labels_B = torch.randn(50, 3, generator=generator), torch.randint(0, 3, (50,), generator=generator)
+    task = Classification(class_names=tuple("abc"), class_weights=(2.0, 0.0, 0.5), label_smoothing=0.3)
+    weights_K = torch.tensor(task.class_weights)
+    losses_B = task.losses({"logits": logits_BK}, {"labels": labels_B})
+    expected = cross_entropy(logits_BK, labels_B, weight=weights_K, reduction="none", label_smoothing=0.3)
+    assert torch.equal(losses_B, expected)
+    focal = task.model_copy(update={"focal_gamma": 2.0})
+    others_B = 1 - logits_BK.softmax(1).gather(1, labels_B[:, None])[:, 0]
+    torch.testing.assert_close(
+        focal.losses({"logits": logits_BK}, {"labels": labels_B}), expected * others_B**2, rtol=1e-4, atol=1e-6
+    )
+
+
 @pytest.mark.parametrize("gamma", [0.2, 0.5, 1.0, 2.0])
 @pytest.mark.parametrize("num_classes", [1, 2, 5])
 def test_the_focal_loss_has_a_gradient_wherever_the_network_is_sure(gamma: float, num_classes: int) -> None:

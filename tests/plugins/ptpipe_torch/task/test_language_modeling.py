@@ -15,6 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from torch.nn.functional import cross_entropy
 
 from ptpipe import StageError
 from ptpipe_torch import ArrayInfo, LanguageModeling, RaggedColumn, Task
@@ -61,6 +62,18 @@ def test_perplexity_is_over_all_tokens_and_the_loss_over_samples() -> None:
     torch.testing.assert_close(
         TASK.losses(outputs, targets), torch.tensor([sum(of) / len(of) for of in losses]), rtol=1e-5, atol=1e-6
     )
+
+
+def test_smoothed_tokens_are_torchs_and_no_figure_has_them() -> None:
+    outputs, targets = batch([6, 1, 3])
+    smoothed, next_BL = TASK.with_label_smoothing(0.1), targets["next_tokens"]
+    options = {"reduction": "none", "ignore_index": IGNORE, "label_smoothing": 0.1}
+    losses_BL = cross_entropy(outputs["logits"].transpose(1, 2), next_BL, **options)
+    expected_B = losses_BL.sum(1) / (next_BL != IGNORE).sum(1)
+    torch.testing.assert_close(smoothed.losses(outputs, targets), expected_B)
+    assert not torch.allclose(TASK.losses(outputs, targets), expected_B)
+    for own, other in zip(smoothed.sums(outputs, targets).values(), TASK.sums(outputs, targets).values(), strict=True):
+        assert torch.equal(own, other)
 
 
 def test_accuracy_is_over_all_tokens() -> None:

@@ -126,6 +126,28 @@ def test_weights_of_classes_weight_pixels() -> None:
     torch.testing.assert_close(weighted, expected)
 
 
+def test_smoothed_labels_of_pixels_are_torchs_and_no_figure_has_them() -> None:
+    outputs, targets = batch(3)
+    for weights in ((), (2.0, 0.5, 1.0, 0.0)):
+        plain = TASK.model_copy(update={"class_weights": weights})
+        smoothed = plain.with_label_smoothing(0.2)
+        losses_BHW = cross_entropy(
+            outputs["logits"],
+            targets["masks"],
+            torch.tensor(weights) if weights else None,
+            reduction="none",
+            ignore_index=IGNORE,
+            label_smoothing=0.2,
+        )
+        expected_B = losses_BHW.sum((1, 2)) / (targets["masks"] != IGNORE).sum((1, 2))
+        assert torch.equal(smoothed.losses(outputs, targets), expected_B)
+        assert not torch.allclose(plain.losses(outputs, targets), expected_B)
+        sums = plain.sums(outputs, targets)
+        assert all(torch.equal(of, sums[name]) for name, of in smoothed.sums(outputs, targets).items())
+        rows = smoothed.sample_sums(outputs, targets)
+        assert torch.equal(rows["loss"], plain.losses(outputs, targets).double())
+
+
 def test_a_class_that_is_ignored_has_no_iou_and_is_wrong_where_it_is_predicted() -> None:
     """Of 6 pixels of `a`, 2 are called `void`; of 4 of `b` none; 2 of `void` don't count."""
     task = Segmentation(class_names=("void", "a", "b"), shape_HW=(3, 4), ignore=0)

@@ -124,6 +124,23 @@ class TestLosses:
         of_token = torch.tensor([*weights, 0.0])[tags_BL]
         torch.testing.assert_close(weighted, (plain_BL * of_token).sum(1) / (tags_BL != IGNORE).sum(1).clamp(min=1))
 
+    def test_smoothed_labels_of_tokens_are_torchs_and_no_figure_has_them(self) -> None:
+        outputs, targets = batch([6, 4, 1])
+        weighted = TASK.model_copy(update={"class_weights": (2.0, 0.5, 1.0, 0.0, 3.0)})
+        smoothed, tags_BL = weighted.with_label_smoothing(0.2), targets["tags"]
+        losses_BL = cross_entropy(
+            outputs["logits"].transpose(1, 2),
+            tags_BL,
+            torch.tensor(weighted.class_weights),
+            reduction="none",
+            ignore_index=IGNORE,
+            label_smoothing=0.2,
+        )
+        expected_B = losses_BL.sum(1) / (tags_BL != IGNORE).sum(1).clamp(min=1)
+        torch.testing.assert_close(smoothed.losses(outputs, targets), expected_B)
+        assert torch.equal(smoothed.sums(outputs, targets)["loss"], weighted.sums(outputs, targets)["loss"])
+        assert torch.equal(smoothed.sample_sums(outputs, targets)["loss"], weighted.losses(outputs, targets).double())
+
     def test_half_precision_is_summed_in_float32(self) -> None:
         outputs, targets = batch([5, 5])
         halved = {"logits": outputs["logits"].bfloat16()}
