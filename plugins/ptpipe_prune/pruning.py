@@ -71,7 +71,9 @@ def _layers(config: MagnitudeConfig | NMConfig, ctx: Context, network: nn.Module
 def _inputs_last(layer: nn.Module) -> torch.Tensor:
     """Return a layer's weight as a view whose last axis is I."""
     weight: torch.Tensor = layer.get_parameter("weight").detach()
-    return weight.movedim(0 if isinstance(layer, TRANSPOSED) else 1, -1)
+    if isinstance(layer, TRANSPOSED):  # all groups' inputs are its first axis
+        weight = weight.unflatten(0, (layer.groups, -1))
+    return weight.movedim(1, -1)
 
 
 def _prune_groups(weight: torch.Tensor, n: int, m: int) -> None:

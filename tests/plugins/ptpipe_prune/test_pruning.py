@@ -113,6 +113,24 @@ def test_two_of_four_are_kept_along_the_inputs(lab: Lab) -> None:
     assert torch.equal(pruned.tensors["stem.0.weight"], model.tensors["stem.0.weight"])
 
 
+@builder
+def grouped() -> nn.Module:
+    layers = [nn.Conv2d(1, 16, 3), nn.ConvTranspose2d(16, 8, 3, groups=4), nn.ConvTranspose2d(8, 8, 1, groups=4)]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4))
+
+
+def test_groups_of_a_transposed_convolution_are_pruned_each_for_itself(lab: Lab) -> None:
+    model = lab.make_model(FunctionRef.to(grouped))
+    pruned = n_m(NMConfig(), lab.context(), model)
+    assert metrics_of(lab)["dense_layers"] == ["0", "2"]  # of "2", each group has two input channels
+    for group in range(4):
+        before, after = (of.tensors["1.weight"][4 * group : 4 * group + 4] for of in (model, pruned))
+        assert ((after != 0).sum(0) == 2).all()
+        order = before.abs().argsort(0)
+        assert (after.gather(0, order[:2]) == 0).all()
+    assert torch.equal(pruned.tensors["2.weight"], model.tensors["2.weight"])
+
+
 @pytest.mark.parametrize(("stage", "config"), [(magnitude, MagnitudeConfig), (n_m, NMConfig)])
 def test_a_layer_whose_weight_is_computed_is_named(lab: Lab, stage: Any, config: Any) -> None:
     model = lab.make_model(FunctionRef.to(mixed))
