@@ -191,7 +191,9 @@ def _set_up(
     schedule = resolve_schedule(config.schedule, inputs.module)
     lr = LearningRate(peak_lr(config), schedule, plan.num_steps, plan.steps_per_epoch)
     if lr.maximum() < 0.9 * lr.peak:
-        ctx.notice(f"the learning rate never rises to {lr.peak:g}: the warmup is too long for {plan.num_steps} steps")
+        what = "the warmup is too long for" if schedule.warmup else f"the schedule {schedule.name} needs more than"
+        steps = "1 step" if plan.num_steps == 1 else f"{plan.num_steps} steps"
+        ctx.notice(f"the learning rate never rises to {lr.peak:g}: {what} {steps}")
     warn_of_small_passes(config.parallel, ctx, inputs.module, plan.batch_size)
     best = Best(rule, _monitored(rule, inputs.data).higher_is_better) if (rule := config.early_stopping) else None
     optimizer = make_optimizer(config, strategy.named_parameters(), lr_factors, undecayed_parameters(inputs.module))

@@ -462,9 +462,18 @@ def test_out_of_memory_names_the_options_to_change(lab: Lab, monkeypatch: pytest
         lab.train(lab.make_model(), lab.make_data())
 
 
-def test_a_warmup_longer_than_the_training_gets_a_notice(lab: Lab) -> None:
-    (notice,) = lab.train(lab.make_model(), lab.make_data(64), epochs=2, schedule={"warmup": 500}).notices
-    assert notice == "the learning rate never rises to 0.05: the warmup is too long for 8 steps"
+@pytest.mark.parametrize(
+    ("schedule", "options", "reason"),
+    [
+        ({"warmup": 500}, {"epochs": 2}, "the warmup is too long for 8 steps"),
+        ({"name": "one_cycle"}, {"epochs": 1, "batch_size": 64}, "the schedule one_cycle needs more than 1 step"),
+    ],
+)
+def test_a_learning_rate_that_never_rises_gets_a_notice(
+    lab: Lab, schedule: dict[str, Any], options: dict[str, Any], reason: str
+) -> None:
+    (notice,) = lab.train(lab.make_model(), lab.make_data(64), schedule=schedule, **options).notices
+    assert notice == f"the learning rate never rises to 0.05: {reason}"
 
 
 @pytest.mark.parametrize(
