@@ -19,7 +19,7 @@ from ptpipe_train.distillation import DistillationLoss
 from ptpipe_train.optimizer import parameters_of, set_lr
 from ptpipe_train.parallel import Objective, ParallelStrategy
 from ptpipe_train.parallel.batch_shard import batches_of
-from ptpipe_train.parameters import batch_norms
+from ptpipe_train.parameters import norms_in_eval_mode
 from ptpipe_train.schedule import LearningRate
 from ptpipe_train.state import TrainingState
 from ptpipe_train.steps import StepPlan
@@ -47,7 +47,7 @@ class Loop:
         plan, strategy, epoch = self.plan, self.strategy, state.progress.epoch
         callbacks = [layer for layer in state.module.modules() if isinstance(layer, TrainingCallback)]
         # Frozen ones. A layer that is fused with one (fake quantization) may set its mode in `on_progress`.
-        in_eval_mode = batch_norms(state.module, training=False)
+        in_eval_mode = norms_in_eval_mode(state.module)
         batches = self._batches(epoch, state.progress.step)
         for step in range(state.progress.step, plan.steps_per_epoch):
             self._begin_step(epoch * plan.steps_per_epoch + step, state, callbacks)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from ptpipe import StageError, nearest
 from ptpipe_torch import Undecayed
@@ -16,8 +17,9 @@ _NUM_SHOWN = 5
 def freeze_parameters(module: nn.Module, patterns: Sequence[str]) -> None:
     """Freeze the parameters whose name matches a pattern, in place.
 
-    A batch norm of which no weight is left to train is put in eval mode: it normalizes by its running statistics and
-    keeps them. Raises StageError for a pattern that matches no parameter, and where none is left to train.
+    A norm with running statistics of which no weight is left to train is put in eval mode: it normalizes by these and
+    keeps them; one without weights of its own, where all of the module around it are frozen. Raises StageError for a
+    pattern that matches no parameter, and where none is left to train.
     """
     names = _names(module)
     if not any(parameter.requires_grad for parameter in names.values()):
@@ -31,16 +33,23 @@ def freeze_parameters(module: nn.Module, patterns: Sequence[str]) -> None:
     if not any(parameter.requires_grad for parameter in names.values()):
         raise StageError(f"freeze: no parameter is left to train ({', '.join(patterns)} freeze all {len(names)})")
     frozen = {id(parameter) for name, parameter in names.items() if any(fnmatchcase(name, p) for p in patterns)}
-    for layer in batch_norms(module):
-        own = [id(parameter) for parameter in layer.parameters(recurse=False)]
-        if own and frozen.issuperset(own):
+    for name, layer in module.named_modules():
+        if isinstance(layer, _NormBase) and frozen.issuperset(map(id, _nearest_parameters(module, name))):
             layer.eval()
 
 
-def batch_norms(module: nn.Module, *, training: bool | None = None) -> list[nn.Module]:
-    """Return the batch norms of a network: all, or those in training mode, or those in eval mode."""
-    found = [layer for layer in module.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
-    return [layer for layer in found if training is None or layer.training == training]
+def _nearest_parameters(module: nn.Module, name: str) -> list[nn.Parameter]:
+    """Return the parameters of a layer itself; where it has none, those of the smallest module around it with any."""
+    found = list(module.get_submodule(name).parameters(recurse=False))
+    while not found:
+        name = name.rpartition(".")[0]
+        found = list(module.get_submodule(name).parameters())
+    return found
+
+
+def norms_in_eval_mode(module: nn.Module) -> list[nn.Module]:
+    """Return the norms that may have running statistics, and keep them: those in eval mode."""
+    return [layer for layer in module.modules() if isinstance(layer, _NormBase) and not layer.training]
 
 
 def resolve_lr_factors(module: nn.Module, factors: Mapping[str, float]) -> dict[str, float]:

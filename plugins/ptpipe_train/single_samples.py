@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from ptpipe import Context, StageError
 from ptpipe_torch import Model, TrainingCallback
 from ptpipe_torch.model.example_inputs import zeros
 from ptpipe_torch.runtime import seeded
-from ptpipe_train.parameters import batch_norms, freeze_parameters
+from ptpipe_train.parameters import freeze_parameters, norms_in_eval_mode
 from ptpipe_train.steps import StepPlan
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def _takes_single_sample(model: Model, freeze: Sequence[str]) -> bool:
     """Return whether a forward pass in training mode accepts one sample; tried on a second build of the network."""
     module = model.build_prepared().train()
     freeze_parameters(module, freeze)
-    frozen = batch_norms(module, training=False)
+    frozen = norms_in_eval_mode(module)
     for layer in module.modules():
         if isinstance(layer, TrainingCallback):
             layer.on_progress(0.0)  # may freeze batch norms from the start
@@ -83,7 +84,7 @@ def warn_of_small_passes(parallel: Parallel, ctx: Context, module: nn.Module, ba
     num_images = batch_size // num_passes
     if num_passes == 1 or parallel.sync_bn or num_images >= _FEW_IMAGES:
         return
-    if batch_norms(module, training=True):
+    if any(isinstance(layer, _BatchNorm) and layer.training for layer in module.modules()):
         ctx.notice(
             f"batch norm sees {num_images} images at once, because a batch of {batch_size} is divided into "
             f"{num_passes} forward passes; accuracy may suffer with fewer than {_FEW_IMAGES}"

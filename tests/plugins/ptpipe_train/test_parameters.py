@@ -56,6 +56,30 @@ def test_frozen_layers_keep_weights_and_statistics(lab: Lab) -> None:
     assert changed(model, every.model) == set(model.tensors)
 
 
+@builder
+def norms_without_weights() -> nn.Module:
+    """A batch norm without weights and an instance norm with statistics in `features`; a batch norm beside the head."""
+    norm, instance = nn.BatchNorm2d(4, affine=False), nn.InstanceNorm2d(4, affine=True, track_running_stats=True)
+    features = nn.Sequential(nn.Conv2d(1, 4, 3), norm, nn.Sequential(instance), nn.ReLU(), nn.AvgPool2d(3))
+    head = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(16, affine=False), nn.Linear(16, 4))
+    net = nn.Sequential()
+    net.add_module("features", features)
+    net.add_module("head", head)
+    return net
+
+
+def test_norms_without_weights_are_frozen_with_the_module_around_them(lab: Lab) -> None:
+    model, data = lab.make_model(FunctionRef.to(norms_without_weights)), lab.make_data(64, 16)
+    head = {f"head.{name}" for name in ("2.weight", "2.bias")}
+    head |= {f"head.1.{name}" for name in ("running_mean", "running_var", "num_batches_tracked")}
+    trained = lab.train(model, data, freeze=["features.*"], epochs=2).model
+    assert changed(model, trained) == head
+    some = lab.train_afresh(model, data, freeze=["features.0.*"], epochs=1).model
+    assert {"features.1.running_mean", "features.2.0.running_mean"} < changed(model, some)
+    instance = lab.train_afresh(model, data, freeze=["features.2.*"], epochs=1).model
+    assert {name for name in changed(model, instance) if name.startswith("features.2.")} == set()
+
+
 def test_the_rest_is_trained_as_by_a_loop_without_them(lab: Lab) -> None:
     model, data = make_model(lab), lab.make_data(64)
     trained = lab.train(model, data, freeze=["features.[01].*"], epochs=1, memory_format="contiguous").model
