@@ -72,7 +72,7 @@ def _inputs_last(layer: nn.Module) -> torch.Tensor:
     """Return a layer's weight as a view whose last axis is I."""
     weight: torch.Tensor = layer.get_parameter("weight").detach()
     if isinstance(layer, TRANSPOSED):  # all groups' inputs are its first axis
-        weight = weight.unflatten(0, (layer.groups, -1))
+        weight = weight.view(layer.groups, -1, *weight.shape[1:])
     return weight.movedim(1, -1)
 
 
