@@ -81,14 +81,14 @@ def _unusable(device: Device) -> str | None:
     return None
 
 
-def first_batch(data: Data, settings: DeviceSettings, num_samples: int) -> Batch:
-    """Load that many samples from the start of train, repeating them where train is smaller; not augmented."""
-    train = data.splits["train"]
+def first_batch(data: Data, settings: DeviceSettings, num_samples: int, split: str = "train") -> Batch:
+    """Load that many samples from the start of a split, repeating them where it is smaller; not augmented."""
+    samples = data.splits[split]
     # Without the data set's loader options: a single batch isn't worth starting worker processes.
-    few = Data(data.info, {"train": train.subset(np.arange(min(num_samples, len(train))))})
-    order_N = np.arange(num_samples) % len(few.splits["train"])
+    few = Data(data.info, {split: samples.subset(np.arange(min(num_samples, len(samples))))})
+    order_N = np.arange(num_samples) % len(few.splits[split])
     batches = few.batches(
-        "train", order_N=order_N, batch_size=num_samples, channels_last=settings.channels_last, device=settings.device
+        split, order_N=order_N, batch_size=num_samples, channels_last=settings.channels_last, device=settings.device
     )
     return next(iter(batches))
 

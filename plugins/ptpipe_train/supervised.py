@@ -52,6 +52,7 @@ from ptpipe_train.state import TrainingState
 from ptpipe_train.step_times import PARTS, Utilization
 from ptpipe_train.steps import StepPlan
 from ptpipe_train.trivial_answer import no_better_than_trivial
+from ptpipe_train.unstored_state import refuse_unstored_state
 
 if TYPE_CHECKING:
     from ptpipe_train.config import EarlyStopping, TrainConfig
@@ -89,6 +90,8 @@ def train_supervised(config: TrainConfig, ctx: Context, model: Model, data: Data
             training = _set_up(config, inputs, plan, choice, distillation)
             training.run()
             training.report()
+            if training.state.progress.epoch > 1:  # after one epoch it was compared
+                refuse_unstored_state(model, data, training.loop.strategy, batch_size)
             trained = model.with_state_dict_of(training.loop.strategy.module)
             trained = with_sparsity(ctx, trained, training.state.zeros)
             refuse_disagreement(workers, trained)
@@ -203,7 +206,7 @@ def _set_up(
     state = TrainingState(strategy.trained, optimizer, strategy.grad_scaler(), *rest)
     poll_every_s = min(POLL_EVERY_S, config.checkpoint_every_s or POLL_EVERY_S)
     return Training(
-        ctx,
+        *(ctx, inputs.model),
         state,
         _loop(config, inputs, plan, lr, strategy, distillation),
         TrainingMonitor(ctx, plan, lr, choice.precision, Utilization(device), workers, poll_every_s),
@@ -245,6 +248,7 @@ class Training:
     """A training from its first step, or from a checkpoint, to its end."""
 
     ctx: Context
+    model: Model
     state: TrainingState
     loop: Loop
     monitor: TrainingMonitor
@@ -295,6 +299,8 @@ class Training:
         last_step = self.monitor.steps_done(progress) - 1
         metrics: dict[str, float] = {"train_loss": progress.loss_sum / plan.samples_per_epoch}
         strategy.consolidate()
+        if not progress.epoch:  # before more time is spent
+            refuse_unstored_state(self.model, self.loop.data, strategy, plan.batch_size)
         if len(self.loop.data.splits["val"]):
             pass_size = strategy.pass_size(plan.batch_size)
             figures = evaluate(strategy.module, self.loop.data, "val", strategy.settings, pass_size, strategy.workers)
