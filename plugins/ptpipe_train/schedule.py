@@ -49,6 +49,15 @@ class LearningRate:
         steps = {0, top - 1, top, top + 1, self.num_steps - 1, *epoch_ends}
         return max(self.at(step) for step in steps if 0 <= step < self.num_steps)
 
+    def never_rises(self) -> str | None:
+        """Return in words why no step comes near the peak; None where one does."""
+        if self.maximum() >= 0.9 * self.peak:
+            return None
+        name = self.schedule.name
+        what = "the warmup is too long for" if self.schedule.warmup else f"the schedule {name} needs more than"
+        steps = "1 step" if self.num_steps == 1 else f"{self.num_steps} steps"
+        return f"the learning rate never rises to {self.peak:g}: {what} {steps}"
+
     @property
     def _warmup_steps(self) -> float:
         warmup = self.schedule.warmup

@@ -193,10 +193,8 @@ def _set_up(
     device, workers = strategy.settings.device, strategy.workers
     schedule = resolve_schedule(config.schedule, inputs.module)
     lr = LearningRate(peak_lr(config), schedule, plan.num_steps, plan.steps_per_epoch)
-    if lr.maximum() < 0.9 * lr.peak:
-        what = "the warmup is too long for" if schedule.warmup else f"the schedule {schedule.name} needs more than"
-        steps = "1 step" if plan.num_steps == 1 else f"{plan.num_steps} steps"
-        ctx.notice(f"the learning rate never rises to {lr.peak:g}: {what} {steps}")
+    if reason := lr.never_rises():
+        ctx.notice(reason)
     warn_of_small_passes(config.parallel, ctx, inputs.module, plan.batch_size)
     best = Best(rule, _monitored(rule, inputs.data).higher_is_better) if (rule := config.early_stopping) else None
     optimizer = make_optimizer(config, strategy.named_parameters(), lr_factors, undecayed_parameters(inputs.module))
