@@ -4,6 +4,9 @@ Source: M. Nagel et al., Data-Free Quantization Through Weight Equalization and 
 4.1 and 4.1.3, appendix A. Per channel, s = sqrt(r1 / r2) makes the range r1 / s of the first layer that of the second,
 r2 * s. Chains of layers (convolution, depthwise convolution, convolution) converge by repetition.
 
+The bias is divided by s as well: where all weights of a channel are nearly zero, nothing but it comes out of the
+channel, and an s of 1e-6 would leave no integers to all other channels of the activation. So s has a lower limit.
+
 Shape legend: C channels of an edge; O output, I input channels of a layer, G its groups.
 """
 
@@ -30,6 +33,10 @@ from ptpipe_quant.repairs.float_model import (
 from ptpipe_torch import Model
 
 _MAX_ROUNDS, _CONVERGED = 100, 1e-3
+_MAX_GROWTH = 4.0
+"""Of what the bias alone makes of a channel, relative to the layer's largest value; of trained networks 3 at most."""
+_INT8_RATIO = 2 * 127
+"""Weights that are smaller than the largest one by this factor are zero in int8."""
 _NUM_DEVIATIONS = 3
 """How far below its mean a channel's values are expected, in standard deviations."""
 
@@ -65,18 +72,35 @@ def equalize(config: EqualizeConfig, ctx: Context, model: Model) -> Model:
 
 def _scale(edges: Sequence[Edge]) -> int:
     """Equalize all edges until nothing changes; return the number of rounds."""
+    constants = [_constants(edge.producer) for edge in edges]
+    totals = [torch.ones_like(constant_C) for constant_C in constants]
     for number in range(1, _MAX_ROUNDS + 1):
         change = 0.0
-        for edge in edges:
+        for edge, constant_C, total_C in zip(edges, constants, totals, strict=True):
             first_C, second_C = edge.producer.output_ranges(), edge.input_ranges()
             scale_C = torch.sqrt(first_C / second_C)
             # A channel of zeros has no range to even out.
             scale_C = torch.where(scale_C.isfinite() & (scale_C > 0), scale_C, 1.0)
+            evened_C = torch.sqrt(first_C * second_C)
+            is_live_C = evened_C * _INT8_RATIO >= evened_C.max()
+            lowest_C = constant_C / _MAX_GROWTH * (total_C * scale_C)[is_live_C].median()
+            scale_C = torch.where(total_C * scale_C < lowest_C, lowest_C / total_C, scale_C)
             edge.scale(scale_C)
+            total_C.mul_(scale_C)
             change = max(change, scale_C.log().abs().max().item())
         if change < _CONVERGED:
             return number
     return _MAX_ROUNDS
+
+
+def _constants(layer: Layer) -> torch.Tensor:
+    """Return the size of each channel's bias, relative to the largest value that batch norm or biases tell, C."""
+    last: Any = layer.module if layer.norm is None else layer.norm
+    if last.bias is None:
+        return torch.zeros(len(last.weight))
+    constant_C: torch.Tensor = last.bias.detach().abs()
+    largest_C = constant_C if layer.norm is None else constant_C + _NUM_DEVIATIONS * last.weight.detach().abs()
+    return constant_C / largest_C.max().clamp(min=torch.finfo(torch.float32).tiny)
 
 
 def _range_ratios(edges: Sequence[Edge]) -> list[float]:

@@ -51,6 +51,31 @@ def test_ranges_of_neighbouring_layers_become_equal(separable, ctx) -> None:
     assert torch.allclose(folded[13].abs().amax((1, 2, 3)), flattened, rtol=0.01)
 
 
+def with_dead_channels(model: Model, num: int) -> Model:
+    """Let nothing but their biases come out of the first channels of a pointwise convolution."""
+    state = {name: tensor.clone() for name, tensor in model.tensors.items()}
+    state["7.weight"][:num] = 1e-12
+    state["7.bias"][:num] = 0.5
+    return Model(model.recipe, state)
+
+
+@pytest.mark.parametrize("num", [1, 12])
+def test_a_channel_that_is_nearly_dead_takes_no_range_from_the_others(separable, digits, ctx, num) -> None:
+    model = with_dead_channels(separable, num)
+    equalized = equalize(EqualizeConfig(), ctx, model)
+    assert difference(equalized, model, digits) < 1e-4
+    assert difference(static_int8(equalized, digits, ctx), model, digits) < 0.1
+
+
+@pytest.mark.parametrize("change", [lambda model: model, with_uneven_channels])
+def test_all_others_are_scaled_without_a_limit(separable, ctx, monkeypatch, change) -> None:
+    model = change(separable)
+    limited = equalize(EqualizeConfig(), ctx, model)
+    monkeypatch.setattr("ptpipe_quant.repairs.equalize._MAX_GROWTH", float("inf"))
+    free = equalize(EqualizeConfig(), ctx, model)
+    assert all(torch.equal(limited.tensors[name], free.tensors[name]) for name in free.tensors)
+
+
 def test_what_cannot_be_scaled_is_left_alone_and_named(ctx, metrics, digits) -> None:
     model = make_model(residual_net)
     equalized = equalize(EqualizeConfig(), ctx, model)
