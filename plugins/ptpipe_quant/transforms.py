@@ -21,6 +21,7 @@ from ptpipe_quant.layer_options import Options, OptionsByLayer, QConfigs, layer_
 from ptpipe_quant.linear_forms import LinearForm, as_linear
 from ptpipe_quant.output_ranges import observe_whole_outputs
 from ptpipe_quant.qat_graph import calibration_graph, conversion_graph, training_graph
+from ptpipe_quant.repaired import add_float_tensors
 from ptpipe_quant.saturation import saturating_layers
 from ptpipe_quant.separate_attention import separate_projections
 from ptpipe_quant.swin_attention import attention_with_unbiased_keys, keep_keys_unbiased
@@ -65,9 +66,9 @@ class _Scheme:
     `inputs`: of the network, as `TensorSpec.to_json` writes them; sizes that branches of the network depend on, become
     constants of the graph. `layers`: patterns with options of their own, in order. `stored`: layers without int8
     kernels, whose weights `quant.convert` rounds. `corrected_biases`: layers whose bias `quant.bias_correct` has set;
-    those without a bias get one. `float_operators`: see `trace_network`. `narrow_weights`: of all layers, see
-    `weight_format`. `whole_outputs`: see `observe_whole_outputs`. `scaled_layers`: see `take_output_scales`.
-    `merged_branches`: see `merge_branches`. `reduce_range`: of former recipes.
+    those without a bias get one. `repaired`: see `add_float_tensors`. `float_operators`: see `trace_network`.
+    `narrow_weights`: of all layers, see `weight_format`. `whole_outputs`: see `observe_whole_outputs`. `scaled_layers`:
+    see `take_output_scales`. `merged_branches`: see `merge_branches`. `reduce_range`: of former recipes.
     """
 
     inputs: Sequence[Mapping[str, Any]]
@@ -78,6 +79,7 @@ class _Scheme:
     layers: Sequence[tuple[str, Options]] = ()
     stored: Sequence[str] = ()
     corrected_biases: Sequence[str] = ()
+    repaired: Sequence[str] = ()
     float_operators: Sequence[str] = ()
     narrow_weights: bool = False
     whole_outputs: bool = False
@@ -122,6 +124,7 @@ class _Scheme:
         if self.whole_outputs:
             observe_whole_outputs(prepared, by_layer.with_own_observer())
         insert_output_scales(prepared, scales)
+        add_float_tensors(prepared, self.repaired)
         prepared.meta |= {
             KEPT_FLOAT: network.kept_float,
             COMPUTED: network.computed_weights,

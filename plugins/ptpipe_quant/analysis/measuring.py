@@ -89,13 +89,15 @@ class Measurement:
     def _observe(self, values: Values) -> None:
         names = {node: layer.name for layer in self._network.layers for node in layer.outputs}
         for node, sums in self.tensors.items():
-            x = values[node]
-            if not bool(x.isfinite().all()):
+            if not bool(values[node].isfinite().all()):
                 raise StageError(f"the output of {names[node]} is not finite; the model or its input is broken")
+            x = values[node].clamp(*self._read[node])  # what no reader tells apart is no error
             _, scale, zero_point, first, last, *_ = node.args
             integers = QUANTIZE(x, *node.args[1:])
-            grid = Grid(torch.tensor(scale, dtype=torch.float64), torch.tensor(zero_point), int(first), int(last))  # type: ignore[arg-type]  # FX annotates arguments as anything
-            sums.add(x.clamp(*self._read[node]), integers, grid)  # what no reader tells apart is no error
+            is_calibrated = (scale, zero_point) not in self._network.fixed_grids
+            ends: tuple[Any, Any] = (first, last)
+            step, zero = torch.tensor(scale, dtype=torch.float64), torch.tensor(zero_point)
+            sums.add(x, integers, Grid(step, zero, *ends, is_calibrated=is_calibrated))
 
     def _sums(self, returned: Any, batch: Batch) -> dict[str, npt.NDArray[Any]]:
         return sums_of_samples(self._task, named_outputs(returned, self._signature.outputs), batch.targets)

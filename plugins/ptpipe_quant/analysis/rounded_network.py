@@ -14,10 +14,12 @@ import torch
 from torch import nn
 from torch.fx import GraphModule, Interpreter, Node
 
+from ptpipe_quant.repaired import float_tensor
 from ptpipe_torch.int8.decomposed import DEQUANTIZE, QUANTIZE
 from ptpipe_torch.int8.fx import reference_network
 from ptpipe_torch.int8.layer_parity import layer_name, quantize_nodes, source_nodes
 from ptpipe_torch.int8.layers import QuantizedWeight, folded_weight, fused_relu, int8_weight, quantized_weight
+from ptpipe_torch.int8.observers import fixed_grid
 from ptpipe_torch.int8.output_scales import fold_output_scales
 
 Values = Mapping[Node, Any]
@@ -32,8 +34,11 @@ class RoundedWeight:
     """What has it."""
     parameter: str
     before: torch.Tensor
-    quantized: QuantizedWeight
+    quantized: QuantizedWeight | None
+    """None: a bias that is corrected with the layer's rounding."""
     after: torch.Tensor
+    is_learned: bool = False
+    """Whether it may be rounded to either of the two integers beside it, not to the nearest alone."""
 
     def use(self, *, rounded: bool) -> None:
         """Put one of the two into the network."""
@@ -66,9 +71,13 @@ class Rounding:
 class RoundedNetwork:
     """See the module."""
 
-    def __init__(self, graph: GraphModule, layers: Sequence[RoundedLayer]) -> None:
+    def __init__(
+        self, graph: GraphModule, layers: Sequence[RoundedLayer], fixed_grids: Collection[tuple[float, int]]
+    ) -> None:
         self.graph = graph
         self.layers = layers
+        self.fixed_grids = fixed_grids
+        """Scale and zero point of each grid that does not come from data."""
 
     @classmethod
     def of(cls, prepared: GraphModule, stored: Collection[str]) -> RoundedNetwork:
@@ -79,14 +88,21 @@ class RoundedNetwork:
         with torch.no_grad():
             fold_output_scales(prepared)
             before = {
-                name: _float_weight(layer).detach().clone()
+                name: (_float_weight(layer).detach().clone(), float_tensor(layer, "weight") is not None)
                 for name, layer in prepared.named_modules()
                 if _has_float_weight(layer)
             }
+            biases = {
+                name: bias
+                for name, layer in prepared.named_modules()
+                if (bias := float_tensor(layer, "bias")) is not None
+            }
+            fixed_grids = {grid for layer in prepared.modules() if (grid := fixed_grid(layer)) is not None}
             graph, quantized = reference_network(prepared)
             weights = list(_int8_weights(graph, quantized, before))
+            weights += _corrected_biases(graph, biases)
             weights += _stored_weights(graph, stored)
-            return cls(graph, _layers(graph, weights))
+            return cls(graph, _layers(graph, weights), fixed_grids)
 
     def merge_passed_on(self, inputs: Sequence[torch.Tensor]) -> None:
         """Count operators that change no value, a reshape or a maximum, to the layer in front of them.
@@ -154,19 +170,28 @@ def _has_float_weight(layer: nn.Module) -> bool:
 
 
 def _float_weight(layer: Any) -> torch.Tensor:
+    if (before := float_tensor(layer, "weight")) is not None:
+        return before
     weight: torch.Tensor = layer.weight if fused_relu(layer) is None else folded_weight(layer)
     return weight
 
 
 def _int8_weights(
-    graph: GraphModule, quantized: Mapping[str, QuantizedWeight], before: Mapping[str, torch.Tensor]
+    graph: GraphModule, quantized: Mapping[str, QuantizedWeight], before: Mapping[str, tuple[torch.Tensor, bool]]
 ) -> Iterator[RoundedWeight]:
+    """`before`: the float weights, and whether their rounding was learned."""
     for name, weight in quantized.items():
         path, _, parameter = name.rpartition(".")
         # A layer that is fused with ReLU is a part of its own in the reference network, but not in that for QAT.
-        found = before[path] if path in before else before[path.rpartition(".")[0]]
+        found, is_learned = before[path] if path in before else before[path.rpartition(".")[0]]
         module = graph.get_submodule(path)
-        yield RoundedWeight(module, parameter, found, weight, torch.from_numpy(weight.dequantized()))
+        yield RoundedWeight(module, parameter, found, weight, torch.from_numpy(weight.dequantized()), is_learned)
+
+
+def _corrected_biases(graph: GraphModule, before: Mapping[str, torch.Tensor]) -> Iterator[RoundedWeight]:
+    for path, bias in before.items():
+        module: Any = graph.get_submodule(path)
+        yield RoundedWeight(module, "bias", bias, None, module.bias.detach().clone())
 
 
 def _stored_weights(graph: GraphModule, names: Collection[str]) -> Iterator[RoundedWeight]:

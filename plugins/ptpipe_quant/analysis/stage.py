@@ -75,7 +75,12 @@ def _progress(ctx: Context, total: int) -> Callable[[int], None]:
 
 def _weight_error(layer: RoundedLayer) -> TensorError | None:
     """Return the error of the noisiest of a layer's weights; a recurrent layer has several."""
-    found = [error for weight in layer.weights if (error := weight_error(weight.before, weight.quantized)) is not None]
+    errors = [
+        weight_error(weight.before, weight.quantized, is_learned=weight.is_learned)
+        for weight in layer.weights
+        if weight.quantized is not None
+    ]
+    found = [error for error in errors if error is not None]
     return min(found, key=lambda error: float("inf") if error.sqnr_db is None else error.sqnr_db, default=None)
 
 
@@ -109,8 +114,8 @@ def _report(ctx: Context, errors: LayerErrors) -> None:
         for what, tensor in (("weights", layer.weight), ("output", layer.output)):
             if tensor is not None and tensor.max_error_ratio > 1 + TOLERANCE:
                 ctx.notice(
-                    f"ERROR in ptpipe, please report it: the {what} of {layer.name} are up to "
-                    f"{tensor.max_error_ratio / 2:.3g} steps from their int8 values, where rounding can't exceed 0.5"
+                    f"ERROR in ptpipe, please report it: rounding changes the {what} of {layer.name} by up to "
+                    f"{tensor.max_error_ratio:.3g} times what it can at most"
                 )
 
 

@@ -37,14 +37,14 @@ class ErrorSums:
             return
         values = x.double()
         errors = (values - (integers.double() - grid.zero_point) * grid.scale).abs_()
-        ratios = errors * 2 / grid.scale
+        ratios = errors / (grid.max_steps * grid.scale)
         is_at_end = (integers <= grid.first) | (integers >= grid.last)
         is_clipped = is_at_end & (ratios > 1 + TOLERANCE)
         self.signal += float(values.square().sum())
         self.noise += float(errors.square().sum())
         low, high = (float(limit) for limit in torch.aminmax(values))
         self.minimum, self.maximum = min(self.minimum, low), max(self.maximum, high)
-        self.num_clipped += int(is_clipped.sum())
+        self.num_clipped += int(is_clipped.sum()) if grid.is_calibrated else 0
         self.num_values += x.numel()
         self.max_error_ratio = max(self.max_error_ratio, float(ratios.masked_fill(is_clipped, 0).max()))
 
@@ -67,6 +67,10 @@ class Grid:
     zero_point: torch.Tensor
     first: int
     last: int
+    max_steps: float = 0.5
+    """By how much rounding changes a value at most."""
+    is_calibrated: bool = True
+    """Whether its ends come from data. Those of another one no option moves: what is beyond is not clipped."""
 
 
 def decibels(signal: float, noise: float) -> float | None:
@@ -76,8 +80,8 @@ def decibels(signal: float, noise: float) -> float | None:
     return round(10 * math.log10(max(signal, 1e-30) / noise), 2)
 
 
-def weight_error(before: torch.Tensor, quantized: QuantizedWeight) -> TensorError | None:
-    """Return what rounding does to a weight."""
+def weight_error(before: torch.Tensor, quantized: QuantizedWeight, *, is_learned: bool = False) -> TensorError | None:
+    """Return what rounding does to a weight. `is_learned`: to either of the two integers beside each value."""
     shape = [-1 if quantized.per_channel and axis == quantized.axis else 1 for axis in range(before.dim())]
     scale, zero_point = (
         torch.from_numpy(array.reshape(shape)).double() for array in (quantized.scales, quantized.zero_points)
@@ -85,5 +89,5 @@ def weight_error(before: torch.Tensor, quantized: QuantizedWeight) -> TensorErro
     integers = torch.from_numpy(quantized.integers)
     last = NARROW if integers.int().abs().max() <= NARROW else 127  # learned ranges clip
     sums = ErrorSums()
-    sums.add(before, integers, Grid(scale, zero_point, -last, last))
+    sums.add(before, integers, Grid(scale, zero_point, -last, last, max_steps=1.0 if is_learned else 0.5))
     return sums.result()

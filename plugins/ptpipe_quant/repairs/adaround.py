@@ -21,6 +21,7 @@ from torch import nn
 from torch.func import functional_call
 
 from ptpipe import Context, StageError
+from ptpipe_quant.repaired import with_repaired
 from ptpipe_quant.repairs.bias_correct import shared_layers
 from ptpipe_quant.repairs.config import AdaroundConfig
 from ptpipe_quant.repairs.lockstep import LayerPair, QuantizedPair
@@ -42,7 +43,8 @@ def adaround(config: AdaroundConfig, ctx: Context, model: Model, data: Data) -> 
     """Implement `quant.adaround`."""
     pair = QuantizedPair(ctx, model)
     shared = shared_layers(pair.float_network)
-    weights, gains, num_flipped = dict[str, torch.Tensor](), dict[str, float](), 0
+    weights, before_repair = dict[str, torch.Tensor](), dict[str, torch.Tensor]()
+    gains, num_flipped = dict[str, float](), 0
     random = np.random.default_rng(ctx.seed)
     with torch_threads(None):
         batches = list(network_inputs(ctx, model, data, config.split, config.num_samples))
@@ -52,6 +54,7 @@ def adaround(config: AdaroundConfig, ctx: Context, model: Model, data: Data) -> 
                 before, after = rounding.learn(config, random)
                 gains[layer.user_name] = after / before if before else 1.0
                 weights[f"{layer.name}.weight"] = rounding.stored_weight()
+                before_repair[f"{layer.name}.weight"] = layer.float_layer.weight.detach()
                 num_flipped += rounding.num_flipped()
                 layer.quantized_layer.weight.copy_(rounding.rounded_weight())
             ctx.progress(number + 1, len(pair.weights), "layers")
@@ -62,7 +65,7 @@ def adaround(config: AdaroundConfig, ctx: Context, model: Model, data: Data) -> 
         changed_weights=num_flipped,
         mean_squared_error_ratio=float(np.mean(list(gains.values()))),
     )
-    return Model(model.recipe, {**model.tensors, **weights})
+    return with_repaired(model, weights, before_repair)
 
 
 class _Rounding:

@@ -10,18 +10,18 @@ Shape legend: O output channels.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from ptpipe import Context
+from ptpipe import JSON, Context
+from ptpipe_quant.repaired import with_repaired
 from ptpipe_quant.repairs.config import BiasCorrectConfig
 from ptpipe_quant.repairs.lockstep import QuantizedPair
 from ptpipe_quant.repairs.network_inputs import network_inputs
-from ptpipe_torch import Data, FunctionRef, Model
+from ptpipe_torch import Data, Model
 from ptpipe_torch.runtime import freed_memory_kept, torch_threads
 
 
@@ -30,7 +30,8 @@ def bias_correct(config: BiasCorrectConfig, ctx: Context, model: Model, data: Da
     """Implement `quant.bias_correct`."""
     pair = QuantizedPair(ctx, model)
     shared = shared_layers(pair.float_network)
-    biases, names, shifts, left_alone = dict[str, torch.Tensor](), list[str](), dict[str, float](), list[str]()
+    biases, before_repair = dict[str, torch.Tensor](), dict[str, torch.Tensor]()
+    names, shifts, left_alone = list[JSON](), dict[str, float](), list[str]()
     with torch_threads(None), freed_memory_kept():
         batches = list(network_inputs(ctx, model, data, config.split, config.num_samples))
         for layer in pair.layers(batches):
@@ -43,13 +44,17 @@ def bias_correct(config: BiasCorrectConfig, ctx: Context, model: Model, data: Da
             corrected_O = (torch.zeros_like(shift_O) if bias is None else bias.detach()) - shift_O
             layer.quantized_layer.bias = nn.Parameter(corrected_O, requires_grad=False)
             biases[f"{layer.name}.bias"] = corrected_O
+            float_bias = layer.float_layer.bias
+            before_repair[f"{layer.name}.bias"] = (
+                torch.zeros_like(shift_O) if float_bias is None else float_bias.detach()
+            )
             names.append(layer.user_name)
             shifts[layer.user_name] = (shift_O.abs().mean() / mean_O.abs().mean().clamp(min=1e-12)).item()
     if left_alone:
         ctx.notice(f"{', '.join(left_alone)}: not corrected, because several layers share the bias")
     worst = max(shifts, key=lambda name: shifts[name], default=None)
     ctx.metric(corrected_layers=len(names), largest_shift=shifts.get(str(worst), 0.0), most_shifted_layer=worst)
-    return _with_biases(model, names, biases)
+    return with_repaired(model, biases, before_repair, corrected_biases=names)
 
 
 def _channel_means(layer: Any, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -74,11 +79,3 @@ def shared_layers(prepared: nn.Module) -> set[str]:
 
 def _layer_types() -> tuple[type[nn.Module], ...]:
     return (nn.Linear, nn.modules.conv._ConvNd)
-
-
-def _with_biases(model: Model, names: Sequence[str], biases: Mapping[str, torch.Tensor]) -> Model:
-    """Return the model with these biases; layers that had none get one, which the recipe notes."""
-    *others, last = model.recipe.prepare
-    noted = FunctionRef(last.address, {**last.arguments, "corrected_biases": list(names)}, last.source)
-    recipe = replace(model.recipe, prepare=(*others, noted))
-    return Model(recipe, {**model.tensors, **biases})

@@ -17,6 +17,7 @@ from torch.fx import GraphModule, Interpreter, Node
 
 from ptpipe import Context, StageError
 from ptpipe_quant.int8_graph import drop_redundant_clamps
+from ptpipe_quant.repaired import undo_repairs
 from ptpipe_quant.stages import calibrated_network
 from ptpipe_torch import Model
 from ptpipe_torch.int8.fx import reference_network
@@ -57,6 +58,7 @@ class QuantizedPair:
         rounded = deepcopy(self.float_network)
         drop_redundant_clamps(rounded)  # as conversion does
         self.quantized, self.weights = reference_network(rounded)
+        undo_repairs(self.float_network)
 
     def layers(self, batches: Sequence[Sequence[torch.Tensor]]) -> Iterator[LayerPair]:
         """Yield each int8 layer in the order of a forward pass, before it runs; the caller may change it."""

@@ -25,10 +25,12 @@ from ptpipe_quant.analysis.layer_errors import Effect, LayerError, LayerErrors, 
 from ptpipe_quant.analysis.measuring import spread_positions
 from ptpipe_quant.analysis.rounded_network import Rounding
 from ptpipe_quant.analysis.stage import _report, rounded_network
+from ptpipe_quant.repairs import adaround, bias_correct
+from ptpipe_quant.repairs.config import AdaroundConfig, BiasCorrectConfig
 from ptpipe_torch import Data, Model, builder
 
 from .. import planted
-from ..conftest import BACKENDS, accuracy, logits_of, make_model, train
+from ..conftest import BACKENDS, NUM_CLASSES, accuracy, logits_of, make_model, train
 
 TRIED = [backend for backend in ("fbgemm", "qnnpack") if backend in BACKENDS]
 ON_TEST = AnalyzeConfig(split="test", num_samples=None)
@@ -155,6 +157,73 @@ def test_a_model_from_quantization_aware_training(backend, trained_mixed, digits
     assert errors.total.sqnr_db > 15
 
 
+class SharedRange(nn.Module):
+    """A layer's output, which ReLU reads, has the range of what it is joined with, whose values are negative."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.up, self.side = nn.Conv2d(1, 4, 3), nn.ConvTranspose2d(4, 4, 2, stride=2), nn.Conv2d(4, 4, 1)
+        self.head = nn.Linear(8, NUM_CLASSES)
+        nn.init.constant_(self.side.bias, -3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        up = torch.relu(self.up(torch.relu(self.first(x))))
+        joined = torch.cat([up.mean((2, 3)), self.side(up).mean((2, 3))], 1)
+        logits_NK: torch.Tensor = self.head(joined)
+        return logits_NK
+
+
+@builder
+def shared_range() -> nn.Module:
+    """What `SharedRange` says."""
+    return SharedRange()
+
+
+def test_what_relu_cuts_off_is_no_error_in_a_range_that_others_share(digits, ctx, events) -> None:
+    errors = analyze(ON_TEST, ctx, calibrated(make_model(shared_range), digits, ctx, observer="min_max"), digits)
+    output = by_name(errors)["up"].output
+    assert output is not None
+    assert (output.minimum, output.clipped_fraction) == (0, 0)
+    assert output.sqnr_db > 20 and output.max_error_ratio < 1.001
+    assert not any("ERROR" in str(getattr(event, "text", "")) for event in events)
+
+
+@builder
+def with_tanh() -> nn.Module:
+    """The outputs of tanh are on a grid that ends at 127/128, whatever calibration sees."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Tanh(), nn.Linear(16, NUM_CLASSES))
+
+
+def test_beyond_the_ends_of_a_fixed_grid_nothing_is_clipped(digits, ctx) -> None:
+    model = make_model(with_tanh)
+    network = model.build()
+    network.get_submodule("1").weight.data.mul_(20)
+    layers = by_name(analyze(ON_TEST, ctx, calibrated(model.with_state_dict_of(network), digits, ctx), digits))
+    output = layers["2"].output
+    assert output is not None and output.maximum > 0.999
+    assert (output.clipped_fraction, output.max_error_ratio < 1.001) == (0, True)
+    assert output.sqnr_db < 50
+
+
+def test_repaired_tensors_are_measured_against_those_of_the_float_network(trained, digits, ctx, events) -> None:
+    ready = calibrated(trained, digits, ctx, weights="per_tensor")
+    rounded = adaround(AdaroundConfig(num_samples=64, num_iterations=20), ctx, ready, digits)
+    corrected = bias_correct(BiasCorrectConfig(num_samples=4), ctx, rounded, digits)
+    float_NK = logits_of(trained, digits)
+    before = by_name(analyze(ON_TEST, ctx, ready, digits))
+    for repaired in (rounded, corrected):
+        errors = analyze(ON_TEST, ctx, repaired, digits)
+        noise_NK = logits_of(convert(ConvertConfig(), ctx, repaired), digits) - float_NK
+        measured_db = 10 * np.log10((float_NK**2).sum() / (noise_NK**2).sum())
+        assert errors.total.sqnr_db == pytest.approx(measured_db, abs=0.3)  # an engine rounds ties its own way
+        assert errors.float_value == accuracy(float_NK, digits)
+        for name, layer in by_name(errors).items():
+            if layer.weight is not None:
+                assert layer.weight.sqnr_db == pytest.approx(before[name].weight.sqnr_db, abs=3)
+                assert 0.25 < layer.weight.max_error_ratio <= 1.001
+    assert not any("ERROR" in str(getattr(event, "text", "")) for event in events)
+
+
 def test_a_model_that_has_no_ranges_is_refused(trained, digits, ctx) -> None:
     with pytest.raises(StageError, match="got a model that is float"):
         analyze(ON_TEST, ctx, trained, digits)
@@ -178,4 +247,5 @@ def test_a_value_that_breaks_the_bound_is_reported_loudly(ctx, events) -> None:
     broken = LayerError("conv1", TensorError(30.0, -1.0, 1.0, 0.0, 1.5), None, effect)
     _report(ctx, LayerErrors((broken,), effect, "accuracy", True, 0.9, "test", 8, 0.95))
     notices = [event.text for event in events if isinstance(event, Notice)]
-    assert notices[-1].startswith("ERROR in ptpipe") and "the weights of conv1 are up to 0.75 steps" in notices[-1]
+    assert notices[-1].startswith("ERROR in ptpipe")
+    assert notices[-1].endswith("rounding changes the weights of conv1 by up to 1.5 times what it can at most")
