@@ -164,6 +164,9 @@ def _macs(name: str, args: Sequence[Any], result: Any) -> int | None:
     if re.match(r"conv[123]d(_relu|_dynamic|_add|_add_relu)*$", name):
         packed = next(each for each in args if isinstance(each, torch.ScriptObject))
         return counts.convolution(out, _packed_weight(packed).shape)
+    if re.match(r"conv_transpose[123]d(_dynamic)?$", name):
+        packed = next(each for each in args if isinstance(each, torch.ScriptObject))
+        return counts.transposed_convolution(args[0].shape, _packed_weight(packed).shape)
     if name == "mkldnn_rnn_layer":
         num_steps = args[0].shape[0] * args[0].shape[1]
         return int(num_steps * (args[1].numel() + args[2].numel()))

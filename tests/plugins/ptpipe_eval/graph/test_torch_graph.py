@@ -63,6 +63,18 @@ def test_int8_layers(engine):
     assert (third.macs, third.weights_read_bytes) == ({"int8": 3 * 24 * 11}, 24 * 11)
 
 
+@pytest.mark.parametrize("engine", ["fbgemm", "qnnpack"])
+def test_int8_transposed_convolutions(engine):
+    with quantized_engine(engine):
+        layers = torch.ao.nn.quantized.ConvTranspose2d(4, 6, 3, 2), torch.ao.nn.quantized.ConvTranspose1d(4, 6, 3)
+        found = [
+            count_network(layer, [torch.quantize_per_tensor(torch.zeros(shape), 1.0, 0, torch.quint8)])
+            for layer, shape in zip(layers, [(1, 4, 5, 5), (1, 4, 5)], strict=True)
+        ]
+    assert [each.macs for each in found] == [{"int8": 4 * 25 * 6 * 9}, {"int8": 4 * 5 * 6 * 3}]
+    assert [each.uncounted for each in found] == [[], []]
+
+
 class Product(nn.Module):
     def forward(self, x):
         return torch.ops.quantized.matmul(x, x.transpose(-2, -1), 1.0, 0)
