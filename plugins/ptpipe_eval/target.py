@@ -39,8 +39,9 @@ def report_exact_sums(
         here = metric_text(metric, cast("float", evaluation.figures(name)[metric.name]), total)
     except StageError as error:
         here = f"not known ({error})"
+    remedy = ". To ship it to such machines too, set `reduce_range: true` where it is quantized"
     ctx.notice(
         f"{name} was made for qnnpack, so its quality is that of exact sums, as ARM computes them: {metric.name} "
-        f"{value}. On this processor, which has no VNNI, sums of 8-bit products saturate: {metric.name} {here}. To "
-        "ship it to such machines too, set `reduce_range: true` where it is quantized"
+        f"{value}. On this processor, which has no VNNI, sums of 8-bit products saturate: {metric.name} {here}"
+        f"{'' if here == value else remedy}"
     )
