@@ -212,18 +212,22 @@ class ObservedTensor:
     """A tensor with its observer (or fake quantization) and the observer's keyword arguments in a forward pass."""
 
     name: str
-    """The layer or operator that computes the tensor."""
+    """The path of the layer that computes the tensor, or the name of the operator's node."""
     observer: Any
     arguments: Mapping[str, Any]
 
 
 def observed_tensors(module: GraphModule) -> list[ObservedTensor]:
     """Return all observed tensors of a prepared network, in the order of a forward pass."""
-    return [
-        ObservedTensor(node.all_input_nodes[0].name, observer, dict(node.kwargs))
-        for node in module.graph.nodes
-        if node.op == "call_module" and observes_range(observer := module.get_submodule(str(node.target)))
-    ]
+    tensors: list[ObservedTensor] = []
+    for node in module.graph.nodes:
+        if node.op == "call_module" and observes_range(observer := module.get_submodule(str(node.target))):
+            source = node.all_input_nodes[0]
+            name = str(source.target) if source.op == "call_module" else source.name
+            if any(tensor.name == name for tensor in tensors):  # a layer that is called more than once
+                name = f"{name} ({source.name})"
+            tensors.append(ObservedTensor(name, observer, dict(node.kwargs)))
+    return tensors
 
 
 class RecordingInterpreter(Interpreter):

@@ -18,11 +18,16 @@ def section(stage_id: str, errors: LayerErrors) -> Section:
 
 def _summary(errors: LayerErrors) -> str:
     shown = f"The {_MAX_SHOWN} worst of {len(errors.layers)} layers" if len(errors.layers) > _MAX_SHOWN else "Layers"
+    drop, low, high = (
+        f"{_drop(errors, value):.3g}" for value in (errors.total.drop, errors.total.drop_low, errors.total.drop_high)
+    )
+    limits = f"{drop} ({low} to {high})"
+    lost = f"{limits} {_unit(errors)}" if errors.is_fraction else f"{_unit(errors)} {limits}"
+    before = f"{100 * errors.float_value:.2f} %" if errors.is_fraction else f"{errors.float_value:.5g}"
     return (
         f"{shown} by what each one alone costs, all others being float, on {errors.num_samples:,} samples of "
         f"{errors.split}. Limits are one-sided, at {100 * errors.confidence:g} % each, for one layer at a time. All "
-        f"layers together: {_drop(errors, errors.total.drop):.3g} ({_drop(errors, errors.total.drop_low):.3g} to "
-        f"{_drop(errors, errors.total.drop_high):.3g}) {_unit(errors)}, from {errors.float_value:.5g}."
+        f"layers together: {lost}, from {before}."
     )
 
 

@@ -117,5 +117,5 @@ def _report(config: TuneConfig, ctx: Context, trials: Trials) -> None:
     ctx.notice(
         f"{'meets' if best.is_met else 'NO TRIAL MEETS'} max_drop {limit}: {'' if best.is_met else 'the closest '}"
         f"{lost} with {', '.join(changes) or 'everything int8'}, after "
-        f"{len(trials.trials)} trials{how}"
+        f"{len(trials.trials)} trial{'' if len(trials.trials) == 1 else 's'}{how}"
     )

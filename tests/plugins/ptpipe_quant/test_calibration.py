@@ -254,6 +254,31 @@ def test_an_infinite_activation_is_named(trained, digits, ctx, observer: str) ->
         calibrate(CalibrateConfig(), ctx, Model(prepared.recipe, broken), digits)
 
 
+class LikeOperators(nn.Module):
+    """The path of a layer is the name of an operator's node."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.ModuleList([nn.Linear(36, 10)])
+        self.flatten, self.flatten_1 = nn.Conv2d(1, 1, 3), nn.Linear(10, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits_NK: torch.Tensor = self.flatten_1(self.head[0](self.flatten(x).flatten(1)))
+        return logits_NK
+
+
+@builder
+def like_operators() -> nn.Module:
+    """What `LikeOperators` says."""
+    return LikeOperators()
+
+
+def test_ranges_have_the_names_of_layers(digits, ctx) -> None:
+    prepared = prepare(PrepareConfig(), ctx, make_model(like_operators))
+    limits = calibrate(CalibrateConfig(), ctx, prepared, digits)[1].limits
+    assert list(limits) == ["x", "flatten_1", "head.0", "flatten_1 (flatten_2)"]
+
+
 def test_inputs_must_be_those_of_the_data(digits, ctx) -> None:
     prepared = prepare(PrepareConfig(), ctx, make_model(flattening, view=False))
     other = prepared.with_recipe(signature=classifier((1, 9, 8), 10))
@@ -280,7 +305,7 @@ def test_workers_name_it_too(tmp_path: Path) -> None:
     plugin.write_text(BROKEN, encoding="utf-8")
     result = run(tmp_path, net="model.broken", plugins=f"plugins: [{plugin}]", calibrated__workers=2)
     assert result.exit_code == 1
-    assert "the output of _1 is not finite" in str(result.stages["calibrated"].message)
+    assert "the output of 1 is not finite" in str(result.stages["calibrated"].message)
 
 
 BROKEN = '''

@@ -13,6 +13,9 @@ from .test_layer_errors import ERRORS
 def test_table_and_plots_show_the_worst_first() -> None:
     text, table, effects, noise = section("why", ERRORS).blocks
     assert isinstance(text, Text) and "512 samples of val" in text.text
+    assert text.text.endswith("All layers together: 1 (-1 to 3) points of accuracy lost, from 90.00 %.")
+    (text, *_) = section("why", replace(ERRORS, metric="r2", is_fraction=False)).blocks
+    assert text.text.endswith("All layers together: r2 worse by 0.01 (-0.01 to 0.03), from 0.9.")
     assert isinstance(table, Table)
     assert [row[:4] for row in table.rows] == [
         ("conv2", 20.0, 10.0, 30.0),

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ptpipe import IntegrityError
+from ptpipe.events import Notice
 from ptpipe.sections import DotPlot, Table, Text
+from ptpipe_quant.tuning.config import TuneConfig
 from ptpipe_quant.tuning.report import section
+from ptpipe_quant.tuning.stage import _report
 from ptpipe_quant.tuning.trials import Choice, Trial, Trials
 
 TRIALS = Trials(
@@ -32,6 +36,13 @@ TRIALS = Trials(
     0.02,
     "val",
 )
+
+
+@pytest.mark.parametrize(("num", "text"), [(1, "after 1 trial;"), (2, "after 2 trials;")])
+def test_their_number_is_told(num: int, text: str, ctx, events) -> None:
+    trials = replace(TRIALS, trials=TRIALS.trials[2:] * num)
+    _report(TuneConfig(max_drop=0.02), ctx, trials)
+    assert text in next(event.text for event in events if isinstance(event, Notice))
 
 
 def test_they_are_loaded_as_they_were_saved(tmp_path: Path) -> None:
