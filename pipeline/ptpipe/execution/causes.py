@@ -8,8 +8,9 @@ from pathlib import Path
 
 from ptpipe.errors import PtpipeError, StageError
 from ptpipe.plan.bind import Plan, PlannedStage
+from ptpipe.plan.frames import own_frames
 from ptpipe.plan.source_functions import functions_above
-from ptpipe.plan.vocabulary import Plugin, own_frames
+from ptpipe.plan.vocabulary import Plugin
 from ptpipe.printable import first_line
 
 _FULL_DISK = (errno.ENOSPC, errno.EDQUOT)

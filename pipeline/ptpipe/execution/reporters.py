@@ -11,7 +11,8 @@ from typing import Self
 import pluggy
 
 from ptpipe.events import Event, LogLine, Notice, RunFinished, RunStarted, StageFinished, StageStarted
-from ptpipe.plan.vocabulary import call_each, describe_error
+from ptpipe.plan.frames import describe_error
+from ptpipe.plan.vocabulary import call_each
 from ptpipe.printable import one_line
 from ptpipe.reporter import Reporter
 

@@ -12,11 +12,12 @@ from ptpipe.artifact import JSON
 from ptpipe.config import StageConfig, options_as_json
 from ptpipe.errors import MAX_PROBLEMS, ExitCode, Location, ManifestError, Problem, Severity, nearest
 from ptpipe.manifest.manifest import Manifest, StageEntry
+from ptpipe.plan.frames import describe_error
 from ptpipe.plan.hints import kind_hint, same_name_hint
 from ptpipe.plan.options import changed_option, config_problems
 from ptpipe.plan.rules import hook_warnings, problems_of_sound_stages
 from ptpipe.plan.source_functions import functions_above, missing_files
-from ptpipe.plan.vocabulary import Vocabulary, describe_error, no_bytecode
+from ptpipe.plan.vocabulary import Vocabulary, no_bytecode
 from ptpipe.stage import Port, Stage
 
 _MAX_NAMED = 5

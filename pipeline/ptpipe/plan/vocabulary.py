@@ -6,16 +6,13 @@ import contextlib
 import gc
 import importlib
 import importlib.util
-import inspect
 import re
 import sys
-import sysconfig
-import traceback
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, zip_longest
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pluggy
@@ -23,8 +20,8 @@ import pluggy
 from ptpipe import hookspecs
 from ptpipe.errors import MAX_PROBLEMS, ExitCode, Location, Problem, Terminated, nearest
 from ptpipe.manifest.manifest import is_file_name
+from ptpipe.plan.frames import describe_error, package_folder
 from ptpipe.plan.module_files import ImportLog
-from ptpipe.printable import first_line
 from ptpipe.stage import Stage
 
 if TYPE_CHECKING:
@@ -87,7 +84,7 @@ class Vocabulary:
     @property
     def built_in_folders(self) -> tuple[str, ...]:
         """The folders of the packages of built-in plugins, with a slash at the end."""
-        folders = (_package_folder(plugin.module) for plugin in self.plugins if plugin.is_built_in)
+        folders = (package_folder(plugin.module) for plugin in self.plugins if plugin.is_built_in)
         return tuple(f"{folder}/" for folder in folders if folder)
 
     @contextlib.contextmanager
@@ -347,59 +344,3 @@ def call_each(manager: pluggy.PluginManager, hook: str, **arguments: object) -> 
             yield HookResult(name, [item for result in results for item in result])
         except (Exception, SystemExit) as error:  # noqa: BLE001  # a plugin may raise anything
             yield HookResult(name, [], describe_error(error))
-
-
-def describe_error(error: BaseException) -> str:
-    """Return a plugin's error in one line, with the line of the plugin's code that raised it."""
-    text = first_line(error)
-    if isinstance(error, SyntaxError) and error.filename:
-        return f"{type(error).__name__}: {error.msg or text} ({Path(error.filename).name}:{error.lineno})"
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_ours(frame.filename)]
-    inside = [frame for frame in frames if Path(frame.filename).is_relative_to(Path(frames[0].filename).parent)]
-    place = f" ({Path(inside[-1].filename).name}:{inside[-1].lineno})" if inside else ""
-    return f"{type(error).__name__}: {text}{place}" if text else f"{type(error).__name__}{place}"
-
-
-def own_frames(
-    plugins: Sequence[Plugin], error: BaseException, folders: Collection[Path] = (), message: str = ""
-) -> tuple[str, ...]:
-    """Return a traceback's lines in the plugins' code, outermost first: `prune.py:12 in prune: 1 / 0`.
-
-    Those of built-in plugins are left out where code of others follows, hooks that wrap what failed, and lines that
-    `message` names. `folders`: others whose files count.
-    """
-    built_in = {_package_folder(plugin.module) for plugin in plugins if plugin.is_built_in}
-    packages = {_package_folder(plugin.module) for plugin in plugins}
-    beside = {Path(plugin.module.__file__).parent for plugin in plugins if plugin.module.__file__} | set(folders)
-
-    def is_inside(path: Path) -> bool:
-        return path.parent in beside or any(package in path.parents for package in packages)
-
-    steps = list(traceback.walk_tb(error.__traceback__))
-    steps = [*(step for step in steps[:-1] if not _is_wrapper(step[0])), *steps[-1:]]
-    frames = traceback.StackSummary.extract(iter(steps))
-    inside = [frame for frame in frames if is_inside(Path(frame.filename))]
-    others = [not built_in & {*Path(frame.filename).parents} for frame in inside]
-    inside = [frame for number, frame in enumerate(inside) if others[number] or True not in others[number:]]
-    placed = ((f"{Path(frame.filename).name}:{frame.lineno}", frame) for frame in inside)
-    return tuple(f"{place} in {frame.name}: {frame.line}" for place, frame in placed if f"({place}: " not in message)
-
-
-def _is_wrapper(frame: FrameType) -> bool:
-    """Return whether a function is a hook that runs around others: a generator."""
-    return frame.f_code.co_name.startswith("ptpipe_") and bool(frame.f_code.co_flags & inspect.CO_GENERATOR)
-
-
-def _package_folder(module: ModuleType) -> Path | None:
-    """Return the folder of a plugin that is a package (or a module of one); None for a plugin of one file."""
-    top = sys.modules.get(module.__name__.partition(".")[0])
-    return Path(top.__file__).parent if top is not None and hasattr(top, "__path__") and top.__file__ else None
-
-
-def _is_ours(filename: str) -> bool:
-    """Return whether code belongs to ptpipe, the standard library, pluggy or pydantic."""
-    path = Path(filename)
-    if "site-packages" in path.parts:
-        return bool({"pluggy", "pydantic"} & set(path.parts))
-    core, stdlib = Path(hookspecs.__file__).parent, sysconfig.get_path("stdlib")
-    return filename.startswith("<") or path.is_relative_to(core) or path.is_relative_to(stdlib)
