@@ -25,22 +25,9 @@ def against(baseline: Baseline, table: Comparison, names: Sequence[str]) -> Comp
     on it. Raises StageError where the samples or their targets are others, or the metric that models are compared by
     is missing.
     """
-    samples = table.samples
-    if samples is None:
-        raise StageError("the comparison has no facts of single samples")
+    samples = _samples_of(table)
     order = Order.of(samples.ids)
-    if order.ids_sha256 != baseline.data.ids_sha256:
-        raise StageError(
-            f"the baseline was accepted on {baseline.data.num_samples:,} samples of {baseline.data.name}, split "
-            f"{baseline.data.split}, and the comparison has {table.num_samples:,} of {table.data}, split "
-            f"{table.split}, with other ids: they must be the same samples"
-        )
-    targets = {baseline.data.targets_sha256, samples.targets_sha256}
-    if len(targets) > 1 and None not in targets:
-        raise StageError(
-            f"the targets of {table.data}, split {table.split}, are others than when the baseline was accepted, and "
-            "the ids are the same: the samples were replaced, or labels corrected; accept the model again, on these"
-        )
+    _check_samples(baseline, table, order, samples.targets_sha256)
     rows = [table.row(name) for name in names]
     numbers = [table.rows.index(row) for row in rows]
     right, scores = (
@@ -68,6 +55,28 @@ def against(baseline: Baseline, table: Comparison, names: Sequence[str]) -> Comp
         },
     )
     return replace(table, metrics=metrics, baseline=accepted_row.name, rows=(accepted_row, *rows), samples=paired)
+
+
+def _samples_of(table: Comparison) -> PairedSamples:
+    if table.samples is None:
+        raise StageError("the comparison has no facts of single samples")
+    return table.samples
+
+
+def _check_samples(baseline: Baseline, table: Comparison, order: Order, targets_sha256: str | None) -> None:
+    """Raise StageError where the samples, or their targets, are others than the baseline's."""
+    if order.ids_sha256 != baseline.data.ids_sha256:
+        raise StageError(
+            f"the baseline was accepted on {baseline.data.num_samples:,} samples of {baseline.data.name}, split "
+            f"{baseline.data.split}, and the comparison has {table.num_samples:,} of {table.data}, split "
+            f"{table.split}, with other ids: they must be the same samples"
+        )
+    targets = {baseline.data.targets_sha256, targets_sha256}
+    if len(targets) > 1 and None not in targets:
+        raise StageError(
+            f"the targets of {table.data}, split {table.split}, are others than when the baseline was accepted, and "
+            "the ids are the same: the samples were replaced, or labels corrected; accept the model again, on these"
+        )
 
 
 def check_metric(baseline: Baseline, metric: Metric) -> None:
