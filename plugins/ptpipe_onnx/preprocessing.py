@@ -32,7 +32,7 @@ _MAX_RESIZING_DIFFERENCE = 2
 1,500 random images and sizes, 26 had a byte that differed by 2, none by more."""
 _MAX_ROUNDING = 0.45
 """Distance of a value from its byte, in bytes. It is rounded to another from 0.5 on."""
-_TRIED_SIZES = ((2.3, 1.7), (1.3, 2.9), (0.6, 0.8), (0.5, 1.1))
+TRIED_SIZES = ((2.3, 1.7), (1.3, 2.9), (0.6, 0.8), (0.5, 1.1))
 """Of images to compare the resizing on: height and width as multiples of the data set's."""
 
 
@@ -175,7 +175,7 @@ def check_resizing(forms: Mapping[str, RawForm], raw: Mapping[str, npt.NDArray[A
         if form.resizing is None:
             continue
         height, width = (raw[name].shape[axis] for axis in image_axes(form))
-        for sample, (by_height, by_width) in zip(cycle(raw[name]), _TRIED_SIZES, strict=False):
+        for sample, (by_height, by_width) in zip(cycle(raw[name]), TRIED_SIZES, strict=False):
             size = max(1, round(width * by_width)), max(1, round(height * by_height))
             image = _image(form, sample).resize(size, Image.Resampling.NEAREST)
             difference = _resizing_difference(form, name, image, (height, width), opset)

@@ -27,6 +27,7 @@ from ptpipe_onnx.layer_norms import write_channel_norms_out
 from ptpipe_onnx.linear_pass import use_products
 from ptpipe_onnx.openvino.config import OpenVinoConfig
 from ptpipe_onnx.openvino.model import GRAPH, OpenVinoModel, errors_in_one_line, import_openvino
+from ptpipe_onnx.openvino.resizing import check_sizes, use_pillows
 from ptpipe_onnx.probes import rankings_named
 from ptpipe_onnx.quantization.agreement import PairedRows, paired_rows
 from ptpipe_onnx.upsampling import use_resizing
@@ -45,6 +46,7 @@ def convert(config: OpenVinoConfig, ctx: Context, file: OnnxFile, data: Data) ->
     with errors_in_one_line(f"can't convert {file.path.name}"):
         source = _source(ctx, file)
         content = runtime.Core().read_model(str(source))
+        resizes = use_pillows(runtime, content)
         runtime.save_model(content, str(ctx.scratch / GRAPH), compress_to_fp16=False)
     if source != file.path:
         source.unlink()
@@ -57,6 +59,8 @@ def convert(config: OpenVinoConfig, ctx: Context, file: OnnxFile, data: Data) ->
         prefix = "" if len(outputs) == 1 else f"{name}."
         with rankings_named(file.path):
             _check(ctx, file, name, pair, file.parity.get(f"{prefix}rms_quantization_error"))
+    if resizes:
+        check_sizes(ctx, file, model, data, config.split)
     return model
 
 

@@ -6,7 +6,7 @@ import json
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, JsonValue
 from ptpipe import JSON, IntegrityError, StageError, host
 from ptpipe_torch import Deployable, InputForm, Predictor, Signature
 from ptpipe_torch.model.deployable import check_output
+from ptpipe_torch.model.fixed_batches import run_in_pieces
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -63,16 +64,20 @@ class OpenVinoModel(Deployable):
         compiled = [self._compiled(num_threads or host.num_threads())]
         with errors_in_one_line("can't run the model"):
             requests = [compiled[0].create_infer_request()]
+            fixed = _fixed_batch_size(compiled[0].inputs)
+
+        def run(feed: Mapping[str, npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
+            found = requests[0].infer(dict(feed), share_inputs=True)
+            return [found[spec.name] for spec in self.signature.outputs]
 
         def predict(inputs: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
             with errors_in_one_line("can't run the model"):
                 feed = {spec.name: inputs[spec.name] for spec in self.signature.inputs}
-                found = requests[0].infer(feed, share_inputs=True)
-                outputs = {spec.name: found[spec.name] for spec in self.signature.outputs}
+                outputs = run_in_pieces(run, feed, fixed)
             num_samples = len(inputs[self.signature.inputs[0].name])
-            for spec in self.signature.outputs:
-                check_output("OpenVINO", spec, outputs[spec.name], num_samples)
-            return outputs
+            for spec, output in zip(self.signature.outputs, outputs, strict=True):
+                check_output("OpenVINO", spec, output, num_samples)
+            return {spec.name: output for spec, output in zip(self.signature.outputs, outputs, strict=True)}
 
         try:
             yield predict
@@ -118,6 +123,12 @@ class OpenVinoModel(Deployable):
         runtime = import_openvino()
         with errors_in_one_line("can't run the model"):
             return runtime.Core().compile_model(str(self.folder / GRAPH), "CPU", properties)
+
+
+def _fixed_batch_size(inputs: Sequence[Any]) -> int | None:
+    """Return the only batch size that a compiled model's inputs can have; None where they take any."""
+    sizes = [value.partial_shape[0] for value in inputs if len(value.partial_shape)]
+    return min((size.get_length() for size in sizes if size.is_static), default=None)
 
 
 class _Info(BaseModel):

@@ -18,6 +18,7 @@ from ptpipe import JSON, IntegrityError, StageError, host
 from ptpipe_torch.data.raw_form import NORMALIZED, InputForm
 from ptpipe_torch.model.deployable import Deployable, Predictor, check_output
 from ptpipe_torch.model.exact_session import exact_session, saturates_unlike_target
+from ptpipe_torch.model.fixed_batches import run_in_pieces
 from ptpipe_torch.model.onnx_bytes import is_self_contained
 from ptpipe_torch.model.signature import Signature, TensorSpec
 from ptpipe_torch.runtime import released_memory
@@ -127,7 +128,7 @@ class OnnxFile(Deployable):
             def predict(inputs: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
                 with one_line_errors(self.path):
                     feed = {spec.name: inputs[spec.name] for spec in signature.inputs}
-                    outputs = _run_in_pieces(sessions[0], names, feed, fixed) if fixed else sessions[0].run(names, feed)
+                    outputs = run_in_pieces(lambda piece: sessions[0].run(names, dict(piece)), feed, fixed)
                 num_samples = len(inputs[signature.inputs[0].name])
                 for spec, output in zip(signature.outputs, outputs, strict=True):
                     check_output(self.path.name, spec, output, num_samples)
@@ -233,23 +234,6 @@ def _fixed_batch_size(inputs: Sequence[Any]) -> int | None:
     """Return the only batch size that a session's inputs can have; None where they take any."""
     sizes = {value.shape[0] for value in inputs if value.shape and isinstance(value.shape[0], int)}
     return min(sizes) if sizes else None
-
-
-def _run_in_pieces(
-    session: Any, names: Sequence[str], feed: Mapping[str, npt.NDArray[Any]], size: int
-) -> list[npt.NDArray[Any]]:
-    """Run a session that takes batches of `size` alone on one of any size."""
-    import numpy as np
-
-    num_samples = len(next(iter(feed.values())))
-    if num_samples == size:
-        ran: list[npt.NDArray[Any]] = session.run(names, dict(feed))
-        return ran
-    pieces = []
-    for start in range(0, num_samples, size):
-        rows = np.minimum(np.arange(start, start + size), num_samples - 1)  # the last sample fills the last piece
-        pieces.append(session.run(names, {name: array[rows] for name, array in feed.items()}))
-    return [np.concatenate(outputs)[:num_samples] for outputs in zip(*pieces, strict=True)]
 
 
 def _check_names(path: Path, side: str, values: Sequence[Any], specs: Sequence[TensorSpec]) -> None:

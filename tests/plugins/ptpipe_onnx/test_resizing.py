@@ -127,7 +127,7 @@ def test_it_is_pillows(
 ) -> None:
     """Of noise, in random sizes from a row or a column to nine times as much."""
     random = np.random.default_rng(0)
-    monkeypatch.setattr(preprocessing, "_TRIED_SIZES", np.exp(random.uniform(-2.5, 2.2, (25, 2))))
+    monkeypatch.setattr(preprocessing, "TRIED_SIZES", np.exp(random.uniform(-2.5, 2.2, (25, 2))))
     info = ImageInfo(shape_CHW=(channels, 12, 17), mean=(0.3,) * channels, std=(0.4,) * channels, resizing=resizing)
     forms = raw_forms(Data(replace(digits.info, inputs={"images": info}), digits.splits), layout, resize=True)
     noise_NHWC = random.integers(0, 256, (5, 12, 17, channels), dtype=np.uint8)

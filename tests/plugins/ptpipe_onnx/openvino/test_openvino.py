@@ -22,10 +22,11 @@ from ptpipe_onnx import ExportConfig, OpenVinoConfig, OpenVinoModel, export_onnx
 from ptpipe_onnx.openvino import export
 from ptpipe_quant import CalibrateConfig, ConvertConfig, PrepareConfig, calibrate, prepare
 from ptpipe_quant import convert as quantize
-from ptpipe_torch import Data, FunctionRef, Model, OnnxFile, Recipe, Signature, builder
+from ptpipe_torch import Data, FunctionRef, Model, OnnxFile, Recipe, Resizing, Signature, builder
 from ptpipe_torch.runtime import seeded
 
 from ..conftest import NARROW, Exported, RecordedEvents
+from ..test_resizing import with_resizing
 
 pytest.importorskip("openvino")
 
@@ -202,6 +203,40 @@ def test_a_file_that_takes_bytes(int8_model, digits, convert, tmp_path, events) 
         (batch,) = digits.batches("test", batch_size=300, input_form="nhwc")
         assert batch.input_arrays()["images"].dtype == np.uint8
         assert predict(batch.input_arrays()).keys() == {"logits"}
+
+
+@pytest.mark.parametrize(("layout", "shorter_side"), [("nhwc", 19), ("nchw", None)])
+def test_it_resizes_as_the_file_does(layout, shorter_side, float_model, digits, run_export, convert) -> None:
+    """OpenVINO reads neither `antialias` nor float64 arithmetic of sizes as ONNX means them."""
+    data = with_resizing(digits, Resizing(shorter_side=shorter_side))
+    file = run_export(float_model("cnn"), data, preprocessing=layout, resize=True, num_samples=20)
+    model = convert(file, data, num_samples=20)
+    random = np.random.default_rng(0)
+    with file.predictor(1) as expect, model.predictor(1) as predict:
+        for height, width in ((16, 16), (70, 45), (30, 64), (9, 7)):
+            images = random.integers(0, 256, (2, height, width, 1), dtype=np.uint8)
+            given = {"images": images if layout == "nhwc" else images.transpose(0, 3, 1, 2)}
+            expected_NK, found_NK = expect(given)["logits"], predict(given)["logits"]
+            assert np.abs(found_NK - expected_NK).max() <= 0.02 * np.abs(expected_NK).max(), (height, width)
+
+
+def test_another_resizing_is_refused(float_model, digits, run_export, convert, monkeypatch) -> None:
+    data = with_resizing(digits, Resizing())
+    file = run_export(float_model("cnn"), data, preprocessing="nhwc", resize=True, num_samples=20)
+    monkeypatch.setattr(export, "use_pillows", lambda runtime, model: True)
+    with pytest.raises(StageError, match=r"has to resize \(8x37x27x1\), logits differs .* `resize: false`"):
+        convert(file, data, num_samples=20)
+
+
+def test_a_file_of_one_batch_size_is_predicted_in_pieces(files, convert, digits, tmp_path) -> None:
+    content = onnx.load(files["float32"].path)
+    content.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 4
+    del content.graph.value_info[:]
+    path = tmp_path / "fixed.onnx"
+    onnx.save(content, path)
+    file = OnnxFile(path, files["float32"].signature)
+    model = convert(file, num_samples=10)
+    assert np.allclose(logits(model, digits, batch_size=7), logits(file, digits), atol=1e-4)
 
 
 def test_a_split_without_samples_is_refused(files, convert, digits) -> None:
