@@ -10,7 +10,7 @@ import re
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import redirect_stderr
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from functools import partial
 from io import StringIO
@@ -21,6 +21,7 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
+from torch.nn.modules import transformer
 
 from ptpipe_torch import traced_hooks
 from ptpipe_torch.answering_builtins import Answer, answering_builtins
@@ -82,7 +83,8 @@ def _exported(
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        with redirect_stderr(printed), answering_builtins(("len",), torch.Tensor, _first_size, (TORCH_FOLDER,)):
+        lengths = answering_builtins(("len",), torch.Tensor, _first_size, (TORCH_FOLDER,))
+        with redirect_stderr(printed), lengths, _masks_used():
             return torch.export.export(
                 network,
                 tuple(inputs),
@@ -97,6 +99,17 @@ def _exported(
         logger.setLevel(level)
         # What the network itself prints.
         sys.stderr.write(printed.getvalue().replace(f"{graph}\n", "") if graph else printed.getvalue())
+
+
+@contextmanager
+def _masks_used() -> Iterator[None]:
+    """Let `nn.Transformer` not look whether a mask is the causal one, which is a branch: it then uses the mask."""
+    looks = transformer._detect_is_causal_mask
+    transformer._detect_is_causal_mask = lambda mask, is_causal=None, size=None: is_causal is True
+    try:
+        yield
+    finally:
+        transformer._detect_is_causal_mask = looks
 
 
 def _by_parameter(network: nn.Module, shapes: Sequence[Any]) -> tuple[Any, ...]:

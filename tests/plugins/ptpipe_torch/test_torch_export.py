@@ -62,3 +62,23 @@ def test_a_network_of_any_number_of_inputs(network: nn.Module) -> None:
     program = export_program(network, [torch.zeros(2, 3), torch.zeros(2, 4)], (size, size))
     inputs = torch.ones(5, 3), torch.zeros(5, 4)
     torch.testing.assert_close(program.module()(*inputs), torch.cat(inputs, 1))
+
+
+class Masked(nn.Module):
+    """`nn.Transformer` looks whether a mask is the causal one: a branch that depends on values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.transformer = nn.Transformer(8, 2, 1, 1, 8, batch_first=True)
+
+    def forward(self, x_BLD: torch.Tensor, mask_LL: torch.Tensor) -> torch.Tensor:
+        states: torch.Tensor = self.transformer(x_BLD, x_BLD, tgt_mask=mask_LL)
+        return states
+
+
+def test_masks_of_transformers_are_used_without_a_look() -> None:
+    network, x_BLD = Masked().eval(), torch.randn(2, 5, 8)
+    causal_LL = nn.Transformer.generate_square_subsequent_mask(5)
+    program = export_program(network, [x_BLD, causal_LL], ({}, {})).module()
+    for mask_LL in (causal_LL, causal_LL.T.contiguous()):
+        torch.testing.assert_close(program(x_BLD, mask_LL), network(x_BLD, mask_LL))
