@@ -255,7 +255,7 @@ def _int8(
 
 def _two_samples(module: nn.Module, specs: Sequence[TensorSpec]) -> Sequence[torch.Tensor]:
     """Return inputs that a network takes; of zeros, a mask hides all tokens, and their mean is NaN."""
-    if any(spec.is_float for spec in specs):
+    if all(spec.is_float for spec in specs):
         return zeros(specs, 2)
     try:
         return [tensor[:2] for tensor in probe_inputs(module, specs)]

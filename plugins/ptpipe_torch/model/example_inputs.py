@@ -45,16 +45,24 @@ def probe_inputs(
 
     Floats are normal, in every second sample large; for networks that take no negative values, those of 0 to 1, else
     zeros. Integers are below the largest of `_VOCABULARIES` that the network takes, else zeros, which every vocabulary
-    has: zeros alone may all be padding, of which a network computes nothing. `symbol_sizes`: of axes that may have any
-    size; the first that the network takes. Raises what the network raises for zeros.
+    has: zeros alone may all be padding, of which a network computes nothing. Of booleans, which may be masks, half are
+    true along the last axis, so that some places are hidden and some are not, whatever true means; for networks that do
+    not take such, all, else none. `symbol_sizes`: of axes that may have any size; the first that the network takes.
+    Raises what the network raises for zeros.
     """
     random = torch.Generator().manual_seed(0)
+    masks: tuple[Callable[..., torch.Tensor], ...] = (_half, torch.ones_like, torch.zeros_like)
+    if all(spec.dtype != "bool" for spec in specs):
+        masks = (_half,)
     has_integers = any(getattr(torch, spec.dtype) in _INTEGERS for spec in specs)
     sizes = symbol_sizes if any(spec.symbols for spec in specs) else symbol_sizes[:1]
     vocabularies, draws = _VOCABULARIES if has_integers else (1,), (_normal, torch.rand)
-    for vocabulary_size, draw, size in product(vocabularies, draws, sizes):
+    for mask, vocabulary_size, draw, size in product(masks, vocabularies, draws, sizes):
         empty = zeros(specs, NUM_PROBES, size)
-        inputs = [_drawn(value, draw, vocabulary_size, random) for value in empty]
+        inputs = [
+            mask(value) if value.dtype == torch.bool else _drawn(value, draw, vocabulary_size, random)
+            for value in empty
+        ]
         try:
             with torch.no_grad(), redirect_stderr(StringIO()):  # to which a traced network prints the line that failed
                 if all(output.isfinite().all() for output in tensors_of(network(*copies(inputs)))):
@@ -96,6 +104,13 @@ def _drawn(empty: torch.Tensor, draw: Any, vocabulary_size: int, random: torch.G
     if empty.dtype not in _INTEGERS:
         return empty
     return torch.randint(vocabulary_size, empty.shape, generator=random, dtype=empty.dtype)
+
+
+def _half(empty: torch.Tensor) -> torch.Tensor:
+    """Return booleans of which half, rounded up, are true along the last axis that has more than one place."""
+    axis = max((axis for axis, size in enumerate(empty.shape) if size > 1), default=0)
+    keys = torch.rand(empty.shape, generator=torch.Generator().manual_seed(1))  # others are drawn as without masks
+    return 2 * keys.argsort(axis).argsort(axis) < empty.shape[axis]
 
 
 def _normal(shape: Sequence[int], generator: torch.Generator) -> torch.Tensor:

@@ -166,6 +166,41 @@ def test_a_trial_conversion_sees_tokens_and_not_padding_alone(
     assert network(tokens_BL).unique(dim=0).shape[0] > 1
 
 
+class Hiding(nn.Module):
+    """Attention that hides tokens with -inf: where it hides all, outputs are NaN."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.query, self.out = nn.Embedding(40, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, tokens_BL: torch.Tensor, mask_BL: torch.Tensor) -> torch.Tensor:
+        x_BLD = self.embedding(tokens_BL)
+        scores_BLL = self.query(x_BLD) @ x_BLD.transpose(1, 2)
+        weights_BLL = scores_BLL.masked_fill(mask_BL.unsqueeze(1) == 0, -torch.inf).softmax(-1)
+        logits: torch.Tensor = self.out((weights_BLL @ x_BLD).mean(1))
+        return logits
+
+
+@builder
+def hiding() -> nn.Module:
+    return Hiding()
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int64"])
+def test_masks_beside_tokens_are_not_all_padding_in_trials(dtype: str, data: Data, ctx: Context) -> None:
+    (tokens,) = data.info.signature.inputs
+    mask = TensorSpec("mask", dtype, tokens.shape)
+    signature = Signature((tokens, mask), (TensorSpec("logits", "float32", (BATCH, 3)),))
+    with seeded(0):
+        model = Model.from_module(Recipe(FunctionRef.to(hiding), signature), Hiding())
+    int8 = stages.dynamic(DynamicConfig(), ctx, model)
+    tokens_NL = data.splits["test"].inputs["tokens"].values()[:8]
+    inputs = {"tokens": tokens_NL, "mask": np.ones_like(tokens_NL, dtype)}
+    with model.predictor(1) as expect, int8.predictor(1) as predict:
+        expected_NK, found_NK = expect(inputs)["logits"], predict(inputs)["logits"]
+    assert np.abs(found_NK - expected_NK).max() < 0.05 * np.ptp(expected_NK)
+
+
 class WithAnIdleTable(nn.Module):
     """A table that it does not use, one that it uses twice, and one whose weight a linear layer has too."""
 

@@ -48,6 +48,38 @@ def test_a_traced_network_prints_nothing_of_integers_that_it_does_not_take(capfd
     assert capfd.readouterr() == ("", "")
 
 
+MASK = TensorSpec("mask", "bool", (BATCH, "length"))
+
+
+def hidden_by(value: bool):
+    def network(tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return tokens.float().masked_fill(mask == value, -torch.inf).softmax(1)
+
+    return network
+
+
+@pytest.mark.parametrize("value", [True, False])
+def test_masks_hide_some_places_whatever_true_means(value: bool) -> None:
+    tokens_BL, mask_BL = probe_inputs(hidden_by(value), (TOKENS, MASK))
+    assert mask_BL.any(1).all() and not mask_BL.all(1).any() and tokens_BL.max() > 16
+    (alone_BL,) = probe_inputs(lambda tokens: tokens, (TOKENS,))
+    assert tokens_BL.equal(alone_BL), "others are drawn as without masks"
+
+
+def test_masks_of_one_place_differ_between_others() -> None:
+    (mask_BL1,) = probe_inputs(lambda mask: mask, (TensorSpec("mask", "bool", (BATCH, "length", 1)),))
+    assert mask_BL1.any(1).all() and not mask_BL1.all(1).any()
+
+
+@pytest.mark.parametrize("value", [True, False])
+def test_masks_that_may_hide_nothing_hide_nothing(value: bool) -> None:
+    mask_BL, scores_BL = probe_inputs(
+        lambda mask, scores: scores.masked_fill(mask != value, torch.nan),
+        (MASK, TensorSpec("x", "float32", (BATCH, 11))),
+    )
+    assert (mask_BL == value).all() and scores_BL.any()
+
+
 def test_fixed_sizes_stay() -> None:
     spec = TensorSpec("image", "float32", (BATCH, 3, 8, 8))
     assert [value.shape for value in probe_inputs(lambda image: image, (spec,))] == [(NUM_PROBES, 3, 8, 8)]
