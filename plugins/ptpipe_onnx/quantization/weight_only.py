@@ -5,8 +5,10 @@ Shape legend: K inputs of a linear layer, N outputs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -26,6 +28,7 @@ _OLDEST = "1.24"
 """Earlier quantizers take no number of bits."""
 _MAX_SHOWN = 20
 _SCALE_BITS = 32
+_USED_OTHERWISE = "its weight is also used otherwise, as that of an embedding, and would be stored twice"
 
 
 def missing_quantizer() -> str | None:
@@ -46,7 +49,7 @@ def quantize_weights(config: WeightOnlyConfig, ctx: Context, model: OnnxFile, da
     content = load_preprocessed(ctx, in_float32(ctx, model))
     skipped = set(nodes_to_skip(content, config.skip, ctx.kind))
     use_matmul(content.graph, skipped)
-    layers = _Layers(content.graph, config, skipped)
+    layers = _Layers(content.graph, config, skipped, share_tables(content.graph))
     if not layers.quantized:
         raise StageError(
             f"{ctx.kind}: the file has no linear layer whose weights become smaller{_reasons(layers.kept_float)}"
@@ -56,7 +59,13 @@ def quantize_weights(config: WeightOnlyConfig, ctx: Context, model: OnnxFile, da
     file = OnnxFile(path, model.signature, f"{config.bits}-bit weights")
     for name, reason in layers.kept_float.items():
         ctx.log(f"{name} stays float: {reason}")
-    return finished(config, ctx, model, file, data, layers.facts())
+    result = finished(config, ctx, model, file, data, layers.facts())
+    if result.size_bytes >= model.size_bytes:
+        ctx.notice(
+            f"the file ({result.size_bytes} bytes) is no smaller than the one that it was made of "
+            f"({model.size_bytes}): set another `block_size` or fewer `bits`, or keep that one"
+        )
+    return result
 
 
 def use_matmul(graph: GraphProto, skipped: Iterable[str]) -> None:
@@ -93,15 +102,47 @@ def _as_matmul(
         yield helper.make_node("Add", [product, node.input[2]], node.output, f"{node.name}_bias")
 
 
+def share_tables(graph: GraphProto) -> dict[str, str]:
+    """Multiply by the transpose of a table, as that of an embedding, where ONNX Runtime stored its transpose, too.
+
+    Return the layers' names by those of their MatMul nodes.
+    """
+    names, stored = NodeNames(graph), {tensor.name: tensor for tensor in graph.initializer}
+    products = [node for node in graph.node if node.op_type == "MatMul" and node.input[1] in stored]
+    sizes = {tuple(reversed(stored[node.input[1]].dims)) for node in products}
+    tables = {
+        _digest(numpy_helper.to_array(tensor).T): tensor.name
+        for tensor in graph.initializer
+        if tuple(tensor.dims) in sizes and any(reader.op_type != "MatMul" for reader in names.readers(tensor.name))
+    }
+    shared = dict[str, str]()
+    for node in products if tables else ():
+        weight = node.input[1]
+        if (table := tables.get(_digest(numpy_helper.to_array(stored[weight])))) not in (None, weight):
+            shared[node.name] = names.layer(node)
+            node.input[1] = f"{table}_of_{node.name}"
+            graph.node.insert(0, helper.make_node("Transpose", [table], [node.input[1]], node.input[1], perm=(1, 0)))
+    read = {name for node in graph.node for name in tensors_read(node)} | {value.name for value in graph.output}
+    for tensor in [tensor for tensor in graph.initializer if shared and tensor.name not in read]:
+        graph.initializer.remove(tensor)
+    return shared
+
+
+def _digest(array: np.ndarray[Any, Any]) -> tuple[str, tuple[int, ...], bytes]:
+    return str(array.dtype), array.shape, hashlib.sha256(array.tobytes()).digest()
+
+
 class _Layers:
     """The linear layers of a graph: which ones are quantized, and why the others stay float."""
 
-    def __init__(self, graph: GraphProto, config: WeightOnlyConfig, skipped: set[str]) -> None:
+    def __init__(
+        self, graph: GraphProto, config: WeightOnlyConfig, skipped: set[str], shared: Mapping[str, str]
+    ) -> None:
         self._config, self._names = config, NodeNames(graph)
         self._stored = {tensor.name: tensor for tensor in graph.initializer}
         self.quantized: dict[str, str] = {}
         """Names of layers by those of their nodes."""
-        self.kept_float: dict[str, str] = {}
+        self.kept_float: dict[str, str] = dict.fromkeys(shared.values(), _USED_OTHERWISE)
         self._num_weights = 0
         for node in graph.node:
             weight = self._stored.get(node.input[1]) if node.op_type in ("MatMul", "Gemm") else None
@@ -119,7 +160,7 @@ class _Layers:
         if weight.data_type != TensorProto.FLOAT or len(weight.dims) != 2:
             return "its weight is no float32 matrix"
         if any(reader.op_type != "MatMul" for reader in self._names.readers(weight.name)):
-            return "its weight is also used otherwise, as that of an embedding, and would be stored twice"
+            return _USED_OTHERWISE
         num_inputs = weight.dims[0]
         num_blocks = -(-num_inputs // self._config.block_size)
         if num_blocks * (self._config.block_size * self._config.bits + _SCALE_BITS) >= 32 * num_inputs:

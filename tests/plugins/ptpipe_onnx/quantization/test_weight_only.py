@@ -149,6 +149,39 @@ def test_a_weight_of_two_layers_is_stored_once(numbers, run_stage: Run, tmp_path
     assert sum(int(np.prod(own.dims)) for own in stored if own.data_type == TensorProto.UINT8) < 1.2 * weight.size
 
 
+@pytest.mark.parametrize("transposed", [True, False])
+def test_an_embedding_that_is_a_layer_too_is_stored_once(transposed, numbers, run_stage: Run, tmp_path, log) -> None:
+    """ONNX Runtime stores the outcome of the Transpose that exporters write."""
+    table = normal(200, NUM_INPUTS)
+    nodes = [
+        helper.make_node("ArgMax", ["x"], ["ids"], axis=1, keepdims=0),
+        helper.make_node("Gather", ["table", "ids"], ["embedded"]),
+        helper.make_node("Transpose", ["table"], ["table_KN"], perm=[1, 0]),
+        helper.make_node("MatMul", ["embedded", "table_KN"], ["scores"], "tied"),
+        helper.make_node("MatMul", ["scores", "head"], ["predictions"], "head"),
+    ]
+    weights = {"table": table, "head": normal(200, 8)}
+    if not transposed:
+        del nodes[2]
+        weights["table_KN"] = np.ascontiguousarray(table.T)
+    file = file_of(tmp_path / "a.onnx", numbers, nodes, **weights)
+    found = run_stage(quantize_weights, file, numbers, bits=8)
+    assert found.size_bytes < 4 * table.size + 4000 < file.size_bytes
+    assert "tied stays float: its weight is also used otherwise" in log()
+
+
+def test_a_file_that_is_no_smaller_is_reported(numbers, run_stage: Run, tmp_path, events) -> None:
+    """One small layer, beside what any quantized file has."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["y"]),
+        helper.make_node("MatMul", ["y", "head"], ["predictions"]),
+    ]
+    file = file_of(tmp_path / "a.onnx", numbers, nodes, w=normal(NUM_INPUTS, 1), head=normal(1, 8))
+    found = run_stage(quantize_weights, file, numbers, bits=8, block_size=64)
+    assert found.size_bytes >= file.size_bytes
+    assert any("is no smaller than the one that it was made of" in str(event) for event in events)
+
+
 def test_what_would_not_become_smaller_stays_float(numbers, run_stage: Run, tmp_path, log) -> None:
     """Layers with few inputs, and a weight that a lookup reads too, by an index that comes from the input."""
     nodes = [
