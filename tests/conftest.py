@@ -56,6 +56,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # Ctrl-C is heard, in the processes that the tests start too: a shell's background jobs inherit that it is ignored.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # under `nohup`
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def _use_temporary_files_in(root: str) -> None:

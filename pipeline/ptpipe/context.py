@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ptpipe.artifact import JSON
 from ptpipe.events import Attachment, Event, FilesRead, LogLine, Metric, Notice, Progress
@@ -68,7 +68,7 @@ class Context:
         done = _whole("done", done)
         total = _whole("total", total) if total is not None else None
         unit = _checked("progress(unit=...)", unit, str)
-        given = {name: _checked(f"progress({name}=...)", fact, float, int, str) for name, fact in facts.items()}
+        given = {name: _fact(f"progress({name}=...)", fact) for name, fact in facts.items()}
         self._tell(Progress(self.stage_id, done, total, unit, given))
 
     def metric(self, **values: JSON) -> None:
@@ -112,6 +112,13 @@ def _checked(call: str, value: _T, *types: type) -> _T:
         return value
     words = " or ".join(f"{type_.__name__}(...)" for type_ in types)
     raise TypeError(f"ctx.{call} got a value of type {type(value).__name__}; say {words}")
+
+
+def _fact(call: str, value: Any) -> float | str:
+    if not isinstance(value, str | int | float) and hasattr(type(value), "__float__"):
+        return float(value)  # NumPy's and torch's numbers become Python's
+    fact: float | str = _checked(call, value, float, int, str)
+    return fact
 
 
 def _whole(name: str, value: int) -> int:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from fractions import Fraction
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import ptpipe
@@ -42,7 +42,7 @@ def test_a_result_is_shown_on_one_short_line(project):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"one.value": np.int64(3)}, r"-s one.value: the value, of type int64, is not JSON \(.*\); say int\(...\)"),
+        ({"one.value": Fraction(3)}, r"-s one.value: the value, of type Fraction, is not JSON \(.*\)(; say .*)?"),
         ({3: 3}, "-s 3: it is no text"),
         (["one.value=3"], "overrides are a mapping, {'STAGE.OPTION': value}, not a list"),
     ],
@@ -161,7 +161,7 @@ def test_a_plugin_runs_a_manifest_on_the_nodes_that_it_finds(project, run_cli):
     write_nodes_plugin(project, rank=0)
     ended = run_cli("run", "m.yaml", "--json", alone=True)
     assert ended.code == 0, ended.err
-    assert ended.out.startswith("first node of toy artifacts\n{")
+    assert "first node of toy artifacts\n" in ended.err and ended.out.startswith("{")
     options = ["--nnodes", "2", "--node-rank", "1", "--rdzv-endpoint", "localhost:1"]
     assert "node 1 of 2 joined" in run_cli("run", "m.yaml", *options, alone=True).err, (
         "options come before what it finds"

@@ -103,8 +103,9 @@ def _strange_overrides(overrides: object) -> list[Problem]:
         try:
             json.dumps(value)
         except (TypeError, ValueError) as error:
-            given = type(value).__name__
-            problems.append(Problem(f"-s {name}: the value, of type {given}, is not JSON ({error}); say int(...)"))
+            remedy = "say int(...), float(...) or str(...)"
+            message = f"-s {name}: the value, of type {type(value).__name__}, is not JSON ({error}); {remedy}"
+            problems.append(Problem(message))
     return problems
 
 
