@@ -77,9 +77,9 @@ def data_of(sources: Mapping[str, Source], columns: Columns, ctx: Context, name:
     """Return the data set `name` of these splits; `train` must be among them, others may be."""
     config = columns.config
     found = {split: source.split(columns) for split, source in sources.items()}
+    found, infos = _with_tokens(sources, found, columns, ctx)
     for split, of in found.items():
         _check_like_train(sources[split].name, of, sources["train"].name, found["train"])
-    found, infos = _with_tokens(sources, found, columns, ctx)
     splits = draw_missing_splits(found, config, ctx.seed, test_fraction=_TEST_FRACTION)
     task = _task(config, found, splits["train"], ctx)
     for own in columns.inputs:
@@ -103,7 +103,7 @@ def _with_tokens(
         if own not in columns.inputs:
             raise StageError(f"tokens: {own!r} is not among the inputs {', '.join(columns.inputs)}")
     splits = {name: without_padding(sources[name].name, split, tokens) for name, split in found.items()}
-    lengths = {own: found["train"].inputs[own].values().shape[1] for own in tokens}
+    lengths = {own: max(split.inputs[own].values().shape[1] for split in found.values()) for own in tokens}
     for own, length in lengths.items():
         lengths_N = splits["train"].inputs[own].lengths
         if lengths_N is not None and lengths_N.min() == length > 1:
@@ -243,6 +243,8 @@ def _check_pixels(source: Source, config: ArraysConfig | PythonDataConfig, masks
 def _check_like_train(name: str, split: Split, train_name: str, train: Split) -> None:
     """Raise StageError where values of a sample are of another type or shape than those of train."""
     for column, values in split.columns.items():
+        if values.lengths is not None:  # texts may have any
+            continue
         row, train_row = (of.take(np.zeros(1, dtype=np.int64)) for of in (values, train.columns[column]))
         if (row.dtype, row.shape) != (train_row.dtype, train_row.shape):
             found, wanted = (f"{of.dtype} of shape (N, {', '.join(map(str, of.shape[1:]))})" for of in (row, train_row))

@@ -32,12 +32,12 @@ def without_padding(name: str, split: Split, tokens: Mapping[str, TokensConfig])
         found = ", ".join(f"{own} {shape}" for own, shape in shapes.items())
         raise StageError(f"{name}: inputs of tokens have different shapes: {found}; they describe the same tokens")
     is_token_NL: npt.NDArray[np.bool_] = np.any([arrays[own] != of.padding_id for own, of in tokens.items()], axis=0)
-    positions_L = np.arange(1, is_token_NL.shape[1] + 1)
-    lengths_N = (is_token_NL * positions_L).max(axis=1)
+    max_length = is_token_NL.shape[1]
+    lengths_N = np.where(is_token_NL.any(axis=1), max_length - is_token_NL[:, ::-1].argmax(axis=1), 0)
     if not lengths_N.all():
         row = int((lengths_N == 0).argmax())
         raise StageError(f"{name}: row {row} of {', '.join(tokens)} is padding alone: leave it out")
-    is_kept_NL = positions_L <= lengths_N[:, None]
+    is_kept_NL = np.arange(max_length) < lengths_N[:, None]
     offsets_N = np.concatenate([[0], lengths_N.cumsum()]).astype(np.int64)
     columns = {
         own: RaggedColumn(array_NL[is_kept_NL].astype(np.int64), offsets_N, tokens[own].padding_id)
@@ -60,7 +60,9 @@ def _ragged(split: Split, name: str) -> RaggedColumn:
 
 
 def _ids(name: str, own: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    if array.dtype.kind not in "biu" or array.ndim != 2:
+    if array.dtype.kind == "b":
+        raise StageError(f"{name}: {own} holds truth values: store integers, and cast in the network (`{own}.bool()`)")
+    if array.dtype.kind not in "iu" or array.ndim != 2:
         raise StageError(
             f"{name}: {own} holds {array.dtype} of shape {array.shape}, not ids of tokens: integers (N, L)"
         )

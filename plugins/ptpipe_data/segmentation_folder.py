@@ -143,6 +143,8 @@ class _Reader:
         if mask.mode not in _MODES:
             raise StageError(f"{mask_path} has the mode {mask.mode}; masks have one byte a pixel, the class's number")
         mask_HW = np.asarray(mask.resize(size, Image.Resampling.NEAREST), dtype=np.uint8)
+        if mask.mode == "1" and self.config.values:
+            mask_HW = mask_HW * np.uint8(255)  # black and white, as other formats have them
         pixels = in_8_bits(image, str(image_path), channels=3)
         return np.asarray(Resizing().fit(pixels, self.shape_HW)), self._classes(mask_HW, mask_path)
 

@@ -57,7 +57,7 @@ def compare_models(config: CompareConfig, ctx: Context, models: Sequence[Deploya
     recorded = [one.samples for one in evaluated]
     trivial = trivial_answer(data.info.task, split.samples.targets, len(split.samples))
     samples = pair(data.info.task, recorded, names.index(baseline), split.samples.ids.tolist(), ctx.seed)
-    samples = replace(samples, targets_sha256=targets_sha256(split.samples))
+    samples = replace(samples, targets_sha256=targets_sha256(split.samples, data.info.task))
     comparison = Comparison(
         data.info.name,
         config.split,

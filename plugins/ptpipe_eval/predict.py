@@ -206,10 +206,8 @@ def predict_split(config: PredictConfig, ctx: Context, model: Deployable, data: 
         report_exact_sums(ctx, name, model, split, figures)
     for sentence in data.info.task.undefined(figures, config.split):
         ctx.notice(sentence)
-    task = data.info.task
-    ctx.metric(
-        **{metric.name: figures[metric.name] for metric in task.metrics}, primary_metric=task.primary_metric.name
-    )
+    if metrics := data.info.task.metrics:  # unlabeled data have none
+        ctx.metric(**{metric.name: figures[metric.name] for metric in metrics}, primary_metric=metrics[0].name)
     origin: dict[str, JSON] = {"data": data.info.name, "split": config.split, "format": model.format}
     origin["probabilities"] = dict(data.info.task.probability_functions)
     return Predictions(split.samples.ids, evaluation.kept, origin | {"num_samples": len(split.samples)} | figures)

@@ -77,6 +77,16 @@ def test_the_vocabulary_is_that_of_all_splits_or_given(load: Any, tmp_path: Path
         load(content, tokens=given)
 
 
+def test_files_may_have_texts_of_other_lengths(load: Any, tmp_path: Path) -> None:
+    content = texts()
+    wider = {name: np.pad(array, ((0, 0), (0, 3)), constant_values=name == "ids") if array.ndim == 2 else array
+             for name, array in content.items()}  # fmt: skip
+    np.savez(tmp_path / "wider.npz", **wider)
+    data = load(content, test_path=str(tmp_path / "wider.npz"))
+    assert data.info.inputs["ids"].max_length == 12
+    assert np.array_equal(data.splits["test"].inputs["ids"].values(), content["ids"][:, :7])
+
+
 def test_rows_without_padding_are_reported(load: Any, events: Any) -> None:
     content = texts()
     content["ids"], content["mask"] = content["ids"][:, ::-1].copy(), content["mask"][:, ::-1].copy()
@@ -92,6 +102,11 @@ def test_rows_without_padding_are_reported(load: Any, events: Any) -> None:
         ({"ids": np.ones((40, 9))}, {}, r"ids holds float32 of shape \(40, 9\), not ids of tokens"),
         ({"mask": np.ones((40, 8), np.int64)}, {}, r"different shapes: ids \(40, 9\), mask \(40, 8\)"),
         ({"ids": np.ones((40, 9), np.int64), "mask": np.zeros((40, 9), np.int64)}, {}, "row 0 of ids, mask is padding"),
+        (
+            {"mask": np.ones((40, 9), np.bool_)},
+            {},
+            r"mask holds truth values: store integers, and cast in the network \(`mask.bool\(\)`",
+        ),
         ({}, {"inputs": ("mask",)}, "tokens: 'ids' is not among the inputs mask"),
     ],
 )

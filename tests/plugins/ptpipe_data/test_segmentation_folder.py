@@ -149,6 +149,13 @@ def test_values_of_classes(load, folder: Path) -> None:
     assert data.info.task.ignore == 255
     assert set(np.unique(data.splits["train"].targets["masks"].values())) == {0, 1, 255}
     write_masks(folder, 255, 0, 128)
+    write_masks(folder, 0, 255, 255)
+    expected = load(class_names=("ok", "scratch"), values=(0, 255)).splits["test"].targets["masks"].values()
+    for path in folder.glob("*/masks/*"):
+        Image.open(path).convert("1").save(path)
+    bits = load(class_names=("ok", "scratch"), values=(0, 255)).splits["test"].targets["masks"].values()
+    assert np.array_equal(bits, expected)
+    write_masks(folder, 255, 0, 128)
     with pytest.raises(StageError, match=r"has pixels of 128; classes have the values \[0, 255\]$"):
         load(class_names=("ok", "scratch"), values=(0, 255))
     with pytest.raises(StageError, match=r"pixels of 128; classes have the values \[0, 255\], and 7 is ignored"):
