@@ -104,9 +104,10 @@ class LanguageModeling(SmoothedTask):
     def samples(
         self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        """`prediction`, int64 (B, L), -1 beyond the text; `score`: minus its loss."""
-        predicted_BL = outputs[_OUTPUT].argmax(2).masked_fill(targets[_TARGET] == IGNORE, IGNORE)
-        return {"prediction": predicted_BL, "score": -self.losses(outputs, targets)}
+        """`prediction`, int64 (B, L), -1 beyond the text; `score`: minus its loss, without smoothing."""
+        next_BL = targets[_TARGET]
+        predicted_BL = outputs[_OUTPUT].argmax(2).masked_fill(next_BL == IGNORE, IGNORE)
+        return {"prediction": predicted_BL, "score": -mean_of_counted(token_losses(outputs[_OUTPUT], next_BL), next_BL)}
 
     def sample_sums(
         self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]

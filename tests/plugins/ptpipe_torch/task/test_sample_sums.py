@@ -23,6 +23,7 @@ from ptpipe_torch import (
     TeacherOutputs,
     TokenClassification,
 )
+from ptpipe_torch.task.class_task import SmoothedTask
 from ptpipe_torch.task.own_functions import OwnFunction, OwnFunctionsTask
 from ptpipe_torch.task.teacher_outputs import TeacherOutput
 
@@ -117,6 +118,17 @@ def case(request: pytest.FixtureRequest, tmp_path: Path, modules_forgotten: None
     own = OwnFunction(address="mine.py:far", source=source_code(file).digest)
     task = OwnFunctionsTask(base=base.to_json(), loss=own, metric=own, higher_is_better=False)
     return task.with_source_functions([f"{file}:far"]), outputs, targets
+
+
+@pytest.mark.parametrize("name", [name for name, (task, _, _) in CASES.items() if isinstance(task, SmoothedTask)])
+def test_smoothing_changes_losses_alone(name: str) -> None:
+    task, outputs, targets = CASES[name]
+    plain, smoothed = task.with_label_smoothing(0), task.with_label_smoothing(0.3)
+    assert not smoothed.losses(outputs, targets).equal(plain.losses(outputs, targets))
+    for method in ("samples", "sums", "sample_sums"):
+        found, expected = (getattr(of, method)(outputs, targets) for of in (smoothed, plain))
+        assert found.keys() == expected.keys()
+        assert all(found[key].equal(expected[key]) for key in expected), method
 
 
 def figures_of(task: Task, outputs: Tensors, targets: Tensors, rows: Any) -> dict[str, Any]:
