@@ -77,6 +77,8 @@ def text_data(
         targets: dict[str, Column] = {"labels": ArrayColumn((ids_NL == KEY).any(1).astype(np.int64))}
         if "tags" in task.targets:
             targets = {"tags": RaggedColumn(values_V % 5, offsets, -1, length)}
+        elif "next_tokens" in task.targets:
+            targets = {"next_tokens": RaggedColumn(values_V, offsets, -1, length)}
         ids = np.array([f"{name}/{row}" for row in range(size)])
         splits[name] = Split(ids, {"tokens": RaggedColumn(values_V, offsets, 0, length)}, targets)
     return Data(DatasetInfo("words", {"tokens": tokens}, task), splits, LoaderOptions(batch_size=16))

@@ -51,10 +51,17 @@ class PairedRows:
     first_NK: Rows
     second_NK: Rows
     are_class_scores: bool
-    num_samples: int
-    """That the rows are of: pixels and tokens have a row each."""
+    num_rows: Sequence[int]
+    """Of each sample: pixels and tokens have a row each, and texts of batches of unequal length not as many."""
     num_features: int | None
     """Size of the last axis of an output with three; None: it has fewer, or more."""
+    is_counted_N: npt.NDArray[np.bool_] | None
+    """Which rows of class scores are predictions; None: all. As in `Parity`, differences are of all rows."""
+
+    @property
+    def num_samples(self) -> int:
+        """That the rows are of."""
+        return len(self.num_rows)
 
     @property
     def figures(self) -> dict[str, JSON]:
@@ -68,9 +75,11 @@ class PairedRows:
             f"rms_{value}_difference": math.sqrt(float(np.square(difference_NK, dtype=np.float64).mean())),
         }
         has_channels = not self.are_class_scores and len(self.first_NK) > self.num_samples
-        figures |= signal_to_noise(self.first_NK, self.second_NK, has_channels, self.num_features)
+        counted = slice(None) if self.is_counted_N is None else self.is_counted_N
+        first_NK, second_NK = self.first_NK[counted], self.second_NK[counted]
+        figures |= signal_to_noise(first_NK, second_NK, has_channels, self.num_features)
         if self.are_class_scores:
-            figures["top1_agreement"] = float(np.mean(self.first_NK.argmax(1) == self.second_NK.argmax(1)))
+            figures["top1_agreement"] = float(np.mean(first_NK.argmax(1) == second_NK.argmax(1)))
         return figures
 
 
@@ -107,24 +116,30 @@ def paired_rows(
 def join_rows(
     info: DatasetInfo, names: Sequence[str], batches: Iterable[tuple[Outputs, Outputs, Outputs]]
 ) -> Mapping[str, PairedRows]:
-    """Return outputs of two models by name, without rows of padding.
+    """Return outputs of two models by name.
 
     `batches`: of each the inputs, and the outputs of both models.
     """
     rows: dict[str, list[tuple[Rows, Rows]]] = {name: [] for name in names}
-    num_samples, shapes = 0, dict[str, tuple[int, ...]]()
+    counted: dict[str, list[npt.NDArray[np.bool_]]] = {name: [] for name in names}
+    num_rows: dict[str, list[int]] = {name: [] for name in names}
+    shapes: dict[str, tuple[int, ...]] = {}
     for inputs, first, second in batches:
-        num_samples += len(next(iter(first.values())))
         shapes |= {name: first[name].shape for name in names}
         for name, pairs in rows.items():
-            is_counted_N = counted_rows(info, name, inputs)
             own, other = (output_rows(info.task, name, of[name]) for of in (first, second))
-            pairs.append((own, other) if is_counted_N is None else (own[is_counted_N], other[is_counted_N]))
+            pairs.append((own, other))
+            num_samples = len(first[name])
+            num_rows[name] += [len(own) // num_samples] * num_samples
+            if (is_counted_N := counted_rows(info, name, inputs)) is not None:
+                counted[name].append(is_counted_N)
     found = {}
     for name, pairs in rows.items():
         first_NK, second_NK = (np.concatenate(parts) for parts in zip(*pairs, strict=True))
         num_features = shapes[name][2] if len(shapes[name]) == 3 else None
-        found[name] = PairedRows(first_NK, second_NK, name in info.task.class_scores, num_samples, num_features)
+        is_counted_N = np.concatenate(counted[name]) if counted[name] else None
+        is_scores = name in info.task.class_scores
+        found[name] = PairedRows(first_NK, second_NK, is_scores, num_rows[name], num_features, is_counted_N)
     return found
 
 
@@ -132,10 +147,19 @@ def _check(ctx: Context, name: str, pair: PairedRows) -> None:
     for which, rows_NK in (("float", pair.first_NK), ("quantized", pair.second_NK)):
         if not np.isfinite(rows_NK).all():
             raise StageError(f"{ctx.kind}: {name} of the {which} file has values that are not finite")
-    float_N, quantized_N = (rows_NK.reshape(pair.num_samples, -1) for rows_NK in (pair.first_NK, pair.second_NK))
-    differs = np.ptp(float_N, axis=0).max() > _ROUNDING * np.abs(float_N).max()
-    if differs and np.ptp(quantized_N, axis=0).max() == 0:
+    differs = _largest_range(pair.first_NK, pair.num_rows) > _ROUNDING * np.abs(pair.first_NK).max()
+    if differs and _largest_range(pair.second_NK, pair.num_rows) == 0:
         raise ConstantOutputError(
             f"{ctx.kind}: {name} of the quantized file is the same for all {pair.num_samples} samples: its ranges cut "
             "off what tells them apart. Calibrate on real samples, or keep layers float (`skip`)"
         )
+
+
+def _largest_range(rows_NK: Rows, num_rows: Sequence[int]) -> float:
+    """Return the largest range over the samples that a value has, at one place in them. `num_rows`: of each sample."""
+    low_LK = np.full((max(num_rows), rows_NK.shape[1]), np.inf, np.float32)
+    high_LK = -low_LK
+    for own_LK in np.split(rows_NK, np.cumsum(num_rows)[:-1]):
+        for extreme, of in ((np.minimum, low_LK[: len(own_LK)]), (np.maximum, high_LK[: len(own_LK)])):
+            extreme(of, own_LK, out=of)
+    return float((high_LK - low_LK).max())

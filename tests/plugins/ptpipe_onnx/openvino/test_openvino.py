@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,24 @@ from ptpipe import Context, IntegrityError, StageError
 from ptpipe.events import LogLine
 from ptpipe_onnx import ExportConfig, OpenVinoConfig, OpenVinoModel, export_onnx, export_openvino
 from ptpipe_onnx.openvino import export
+from ptpipe_onnx.quantization.agreement import join_rows
 from ptpipe_quant import CalibrateConfig, ConvertConfig, PrepareConfig, calibrate, prepare
 from ptpipe_quant import convert as quantize
-from ptpipe_torch import Data, FunctionRef, Model, OnnxFile, Recipe, Resizing, Signature, builder
+from ptpipe_torch import (
+    Data,
+    DatasetInfo,
+    FunctionRef,
+    Model,
+    OnnxFile,
+    Recipe,
+    Resizing,
+    Signature,
+    TokensInfo,
+    builder,
+)
 from ptpipe_torch.runtime import seeded
 
+from ....texts import TAGS
 from ..conftest import NARROW, Exported, RecordedEvents
 from ..test_resizing import with_resizing
 
@@ -173,6 +187,21 @@ def test_an_int8_file_of_unknown_error_is_recorded_alone(files, convert, events)
     convert(OnnxFile(files["int8"].path, files["int8"].signature, "int8"), num_samples=20)
     assert events.metrics["top1_agreement"] >= 0.9
     assert any(isinstance(event, LogLine) and "recorded, not judged" in event.text for event in events)
+
+
+@pytest.mark.parametrize("is_padding_other", [False, True])
+def test_tolerances_hold_for_padding_too(is_padding_other, tmp_path) -> None:
+    """As the error of quantization that `export.onnx` recorded is of all rows: here of one token and three others."""
+    info = DatasetInfo("texts", {"tokens": TokensInfo(vocabulary_size=9, max_length=4)}, TAGS)
+    expected = np.random.default_rng(0).normal(size=(8, 4, 5)).astype(np.float32)
+    found, tokens = expected.copy(), np.tile([5, 0, 0, 0], (8, 1))
+    found[:, slice(1, None) if is_padding_other else slice(1)] += 1
+    pair = join_rows(info, ["logits"], [({"tokens": tokens}, {"logits": expected}, {"logits": found})])["logits"]
+    file = OnnxFile(tmp_path / "int8.onnx", info.signature, "int8")
+    check = partial(export._check, Context("vino", "export.openvino", 7, tmp_path), file, "logits", pair)
+    check(0.7 if is_padding_other else 0.5)
+    with pytest.raises(StageError, match=r"\(rms over 32 rows\)"):
+        check(0.5 if is_padding_other else 0.3)
 
 
 def test_operators_that_openvino_lacks_are_named(files, convert, tmp_path) -> None:

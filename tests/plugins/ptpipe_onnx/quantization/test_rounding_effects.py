@@ -136,7 +136,10 @@ def test_classes_of_padding_are_no_predictions() -> None:
         ({"tokens": np.array([[5, 6, 0, 0]])}, {"logits": scores}, {"logits": scores * [[[1], [1], [-1], [-1]]]})
     ]
     pair = join_rows(info, ["logits"], batches)["logits"]
-    assert len(pair.first_NK) == 2 and pair.figures["top1_agreement"] == 1
+    assert pair.is_counted_N is not None and pair.is_counted_N.tolist() == [True, True, False, False]
+    figures = pair.figures
+    assert figures["top1_agreement"] == 1 and "sqnr_db" not in figures
+    assert figures["max_abs_logit_difference"] == 4, "as in Parity, of all rows"
 
 
 @pytest.mark.parametrize("axes", [(0, 1, 2), (0, 2, 1)])
