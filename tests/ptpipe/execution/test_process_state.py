@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import gc
+import locale
 import os
 import signal
 import subprocess
 import sys
 import threading
+import warnings
 from pathlib import Path
 
 import pytest
 
 import ptpipe
+from ptpipe.execution import process_state
 from ptpipe.execution.process_state import process_state_restored, settings_restored
 
 MANIFESTS = Path(__file__).parents[3] / "manifests"
@@ -154,6 +157,16 @@ LEAVES = """
 """
 
 
+REMOVES = """
+    import os, sys
+    os.environ["FROM_A_STAGE"] = "1"
+    sys.setrecursionlimit(sys.getrecursionlimit() + 100)
+    if config.note == "first":
+        os.rmdir(os.getcwd())
+    return Number(config.value)
+"""
+
+
 @pytest.mark.parametrize("value", [0, 1])
 def test_no_stage_gets_what_another_has_set_for_the_process(project, value):
     project.edit("    return Number(config.value)\n", LEAVES)
@@ -165,6 +178,88 @@ def test_no_stage_gets_what_another_has_set_for_the_process(project, value):
     result = project.run(options=ptpipe.RunOptions(keep_going=True))
     assert project.outcomes(result) == {"one": "done", "bad": "failed", "two": "done"}
     assert result.stages["one"].notices == result.stages["two"].notices != ()
+
+
+def test_a_stage_whose_working_directory_is_removed_keeps_its_result(project, tmp_path, monkeypatch):
+    project.edit("    return Number(config.value)\n", REMOVES)
+    project.write("""
+        one: {uses: toy.make, with: {note: first, value: 3}}
+        two: {uses: toy.make, with: {value: 4}}
+    """)
+    (tmp_path / "gone").mkdir()
+    before, depth = os.environ.copy(), sys.getrecursionlimit()
+    monkeypatch.chdir(tmp_path / "gone")
+    result = project.run()
+    assert project.outcomes(result) == {"one": "done", "two": "done"}
+    assert (os.environ.copy(), sys.getrecursionlimit()) == (before, depth)
+
+
+def test_a_state_that_cannot_be_restored_keeps_no_other_from_it(monkeypatch):
+    depth = sys.getrecursionlimit()
+    monkeypatch.setenv("SET_BEFORE", "1")
+    with pytest.raises(ZeroDivisionError), settings_restored():
+        monkeypatch.setattr(locale, "setlocale", lambda *_: 1 / 0)
+        sys.setrecursionlimit(depth + 100)
+        os.environ["SET_BEFORE"] = "2"
+    assert (sys.getrecursionlimit(), os.environ["SET_BEFORE"]) == (depth, "1")
+
+
+def test_the_callers_filters_of_warnings_stay_before_those_that_a_stage_leaves():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with settings_restored():
+            warnings.simplefilter("ignore")
+            warnings.filterwarnings("ignore", "known to a module", UserWarning)
+            warnings.filterwarnings("ignore", category=UserWarning, module="noisy")
+        warnings.warn("known to a module", UserWarning, stacklevel=1)
+        warnings.warn_explicit("of another", UserWarning, "noisy.py", 1)
+        with pytest.raises(UserWarning, match="another stage's"):
+            warnings.warn("another stage's", UserWarning, stacklevel=1)
+
+
+def test_the_handler_of_ended_children_is_that_of_the_whole_run():
+    before = signal.getsignal(signal.SIGCHLD)
+
+    def handle(*_):
+        pass
+
+    with process_state_restored():
+        with settings_restored():
+            signal.signal(signal.SIGCHLD, handle)
+        assert signal.getsignal(signal.SIGCHLD) is handle
+    assert signal.getsignal(signal.SIGCHLD) is before
+
+
+@pytest.mark.plugins
+def test_torch_sets_its_handler_of_ended_workers_again_after_a_run():
+    from torch.utils.data._utils import signal_handling
+
+    with process_state_restored():
+        signal_handling._SIGCHLD_handler_set = False
+        signal_handling._set_SIGCHLD_handler()
+    assert not signal_handling._SIGCHLD_handler_set
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_an_interrupt_while_a_run_begins_refuses_no_later_one(number):
+    begin, tracer, lines = process_state_restored.__wrapped__.__code__, sys.gettrace(), []
+
+    def interrupt(frame, event, argument):
+        if frame.f_code is begin and event == "line":
+            lines.append(frame.f_lineno)
+            if len(lines) > number:
+                raise KeyboardInterrupt
+        return interrupt
+
+    try:
+        sys.settrace(interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            process_state_restored().__enter__()
+    finally:
+        sys.settrace(tracer)
+        left = list(process_state._entered)
+        process_state._entered.clear()
+    assert left == []
 
 
 def test_an_alarm_ends_with_its_handler():
