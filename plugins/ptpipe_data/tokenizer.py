@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -73,7 +72,6 @@ class TextTokenizer:
     def read(cls, path: str) -> Self:
         """Read a `tokenizer.json`. Raises StageError where it is none, or has no token for padding."""
         file = find_tokenizer(path)
-        _allow_forks()
         try:
             tokenizer = Tokenizer.from_str(file.read_text(encoding="utf-8"))
         except Exception as error:  # the library raises Exception itself
@@ -106,7 +104,6 @@ class TextTokenizer:
             initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
             show_progress=False,
         )
-        _allow_forks()
         # A word of n characters takes n**2 steps.
         tokenizer.train_from_iterator((_LONG_WORD.sub(r"\g<0> ", text) for text in texts), trainer)
         first_id = tokenizer.token_to_id(_FIRST)
@@ -184,8 +181,3 @@ def _words_begun(encoding: Encoding) -> Iterator[int]:
 def _id_of(tokenizer: Tokenizer, names: Iterable[str]) -> int | None:
     """Return the id of the first of these tokens that there is."""
     return next((number for name in names if (number := tokenizer.token_to_id(name)) is not None), None)
-
-
-def _allow_forks() -> None:
-    """Keep each process that is forked later, to load data, from warning that the library used threads before."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")

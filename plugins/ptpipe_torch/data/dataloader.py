@@ -147,7 +147,7 @@ class Loading:
 
     def _attempt(self, split: str, requests: Sequence[Request], timeout_s: float, pin: bool) -> Generator[Values]:
         start = _Start(timeout_s)
-        with _without_workers_warnings():
+        with _without_workers_warnings(), _tokenizers_forked():
             # Removed while in use: a second iteration at the same time gets its own workers.
             idle = self._idle.pop((split, pin), None)
             loader = idle or self._loader(split, start, pin)
@@ -280,6 +280,23 @@ def _without_workers_warnings() -> Iterator[None]:
         # torch warns about more workers than CPUs; the manifest sets their number for any machine.
         warnings.filterwarnings("ignore", "This DataLoader will create .* worker processes", UserWarning)
         yield
+
+
+@contextmanager
+def _tokenizers_forked() -> Iterator[None]:
+    """Keep the `tokenizers` library from warning in each process that is forked inside the `with`.
+
+    It does where it has used threads before. It takes none in those processes, where they could wait forever.
+    """
+    name = "TOKENIZERS_PARALLELISM"
+    if "tokenizers" not in sys.modules or name in os.environ:
+        yield
+        return
+    os.environ[name] = "false"
+    try:
+        yield
+    finally:
+        os.environ.pop(name, None)
 
 
 def _next(iterator: Iterator[Values | str]) -> Values | str:

@@ -217,6 +217,27 @@ def test_what_a_plugins_column_raises_comes_through() -> None:
         list(data.batches("train"))
 
 
+@pytest.mark.parametrize(("set_before", "seen"), [(None, "false"), ("true", "true")])
+def test_workers_know_that_the_tokenizers_library_takes_no_threads_in_them(
+    set_before: str | None, seen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Telling(Column):
+        def __len__(self) -> int:
+            return NUM
+
+        def take(self, indices_B: np.ndarray) -> np.ndarray:
+            raise StageError(str(os.environ.get("TOKENIZERS_PARALLELISM")))
+
+    monkeypatch.setitem(sys.modules, "tokenizers", sys.modules[__name__])
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "true")
+    if set_before is None:
+        monkeypatch.delenv("TOKENIZERS_PARALLELISM")
+    data = with_images(array_data(num_workers=1, augment=()), Telling())
+    with pytest.raises(StageError, match=f"^{seen}$"):
+        list(data.batches("train"))
+    assert os.environ.get("TOKENIZERS_PARALLELISM") == set_before
+
+
 def test_killed_run_takes_its_workers_along(tmp_path: Path) -> None:
     script = tmp_path / "run.py"
     script.write_text(
