@@ -141,7 +141,7 @@ def ptpipe_doctor() -> Iterable[Check]:
     return run_checks()
 
 
-@hookimpl(wrapper=True)
+@hookimpl(wrapper=True, tryfirst=True)  # what other wrappers set for the stage then stays set inside
 def ptpipe_launch() -> Generator[None, Any, Any]:
     """Give the stage torch's own settings; free the memory that it no longer needs, before its results are stored."""
     with torch_defaults(), released_memory():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -45,7 +45,7 @@ def torch_defaults() -> Iterator[None]:
     Functions of torch that a plugin has replaced stay replaced, and random streams are left alone.
     """
     settings = tuple(_settings()) if "torch" in sys.modules else ()
-    before = [setting.get() for setting in settings]
+    before = [_value(setting) for setting in settings]
     with _inference_mode_left() if settings else nullcontext():
         try:
             _put_defaults(settings)
@@ -60,10 +60,17 @@ def _put_defaults(settings: Sequence[_Setting]) -> None:
     _put_all(settings, [setting.default for setting in settings])
 
 
+def _value(setting: _Setting) -> Any:
+    with suppress(AttributeError):  # as in `_put_all`
+        return setting.get()
+    return None
+
+
 def _put_all(settings: Sequence[_Setting], values: Sequence[Any]) -> None:
     for setting, value in zip(settings, values, strict=True):
-        if setting.get() != value:
-            setting.put(value)
+        with suppress(AttributeError):  # some of torch's functions are private: another release may have no such one
+            if setting.get() != value:
+                setting.put(value)
 
 
 def _inference_mode_left() -> AbstractContextManager[None]:
@@ -79,7 +86,7 @@ def _settings() -> Iterator[_Setting]:
     yield _Setting(torch.get_default_dtype, torch.set_default_dtype, torch.float32)
     yield _Setting(torch.get_default_device, _set_default_device, torch.device("cpu"))
     yield _Setting(torch.get_num_threads, torch.set_num_threads, host.num_threads())
-    yield _Setting(torch.is_grad_enabled, torch._C._set_grad_enabled, True)
+    yield _Setting(torch.is_grad_enabled, lambda value: torch._C._set_grad_enabled(value), True)
     yield _Setting(_flushes_denormals, torch.set_flush_denormal, False)
     yield _Setting(_determinism, _set_determinism, (False, False, True))
     yield _Setting(
@@ -157,7 +164,8 @@ def _set_precisions(wanted: dict[tuple[str, str], str]) -> None:
     import torch
 
     # Torch's older names for these are kept apart: reading them fails where the two contradict each other.
-    torch.set_float32_matmul_precision("high" if wanted["cuda", "matmul"] == "tf32" else "highest")
+    reduced = "medium" if wanted["mkldnn", "matmul"] == "bf16" else "high"
+    torch.set_float32_matmul_precision(reduced if wanted["cuda", "matmul"] == "tf32" else "highest")
     torch._C._set_cudnn_allow_tf32(wanted["cuda", "conv"] == "tf32")
     for operators, precision in wanted.items():
         torch._C._set_fp32_precision_setter(*operators, precision)

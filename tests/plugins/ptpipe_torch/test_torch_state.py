@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import pluggy
@@ -77,6 +77,36 @@ def test_what_was_set_before_is_as_torch_has_it_inside_and_back_afterwards(name:
     assert values() == before
 
 
+@pytest.mark.parametrize("name", ["medium", "high", "highest"])
+def test_the_older_name_of_the_callers_precision_is_as_it_was(name: str) -> None:
+    torch.set_float32_matmul_precision(name)
+    with torch_defaults():
+        assert torch.get_float32_matmul_precision() == "highest"
+    assert torch.get_float32_matmul_precision() == name
+
+
+PRIVATE = [
+    "_get_fp32_precision_getter",
+    "_set_fp32_precision_setter",
+    "_set_cudnn_allow_tf32",
+    "_set_deterministic_algorithms",
+    "_set_grad_enabled",
+]
+
+
+@pytest.mark.parametrize("name", PRIVATE)
+def test_a_release_of_torch_without_a_private_function(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for leave in LEFT_BEHIND.values():
+        leave()
+    with monkeypatch.context() as release:
+        release.delattr(torch._C, name)
+        with torch_defaults():
+            assert torch.get_default_dtype() == torch.float32
+            assert torch.backends.mha.get_fastpath_enabled()
+    assert torch.get_default_dtype() == torch.float64
+    assert not torch.backends.mha.get_fastpath_enabled()
+
+
 def test_gradients_inside_the_callers_inference_mode() -> None:
     with torch.inference_mode():
         with torch_defaults():
@@ -114,20 +144,41 @@ assert [setting.get() for setting in _settings()] == [setting.default for settin
     assert done.returncode == 0, done.stderr
 
 
+class Wrapper:
+    @hookimpl(wrapper=True)
+    def ptpipe_launch(self, call: Any) -> Generator[None, Any, Any]:
+        torch.set_float32_matmul_precision("high")
+        return (yield)
+
+
 class Launcher:
     @hookimpl
     def ptpipe_launch(self, call: Any, tell: Any) -> dict[str, Any]:
         torch.set_default_dtype(torch.float64)
+        if call == "precision":
+            return {"output": torch.get_float32_matmul_precision()}
         if call == "fails":
             raise ZeroDivisionError
         return {"output": call}
 
 
-def test_no_stage_gets_what_another_has_set() -> None:
-    manager = pluggy.PluginManager("ptpipe")
-    manager.add_hookspecs(hookspecs)
-    manager.register(Launcher())
-    manager.register(ptpipe_torch)
+@pytest.fixture
+def manager() -> pluggy.PluginManager:
+    made = pluggy.PluginManager("ptpipe")
+    made.add_hookspecs(hookspecs)
+    made.register(Launcher())
+    made.register(ptpipe_torch)
+    return made
+
+
+def test_a_plugin_that_wraps_stages_sets_what_they_run_with(manager: pluggy.PluginManager) -> None:
+    manager.register(Wrapper())
+    outputs = manager.hook.ptpipe_launch(call="precision", tell=print)
+    assert outputs == {"output": "high"}
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
+def test_no_stage_gets_what_another_has_set(manager: pluggy.PluginManager) -> None:
     assert manager.hook.ptpipe_launch(call="well", tell=print) == {"output": "well"}
     assert torch.get_default_dtype() == torch.float32
     with pytest.raises(ZeroDivisionError):
