@@ -240,7 +240,8 @@ def _numbers(stages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, float]]
 def _figures(stages: Sequence[Mapping[str, Any]], model: str, preferred: Sequence[str]) -> dict[str, Any]:
     """Return quality, size and latency of one model, of the first comparison that has it.
 
-    What that one did not measure is of the others. Latencies are of a stage that measures nothing else, where one does.
+    What that one did not measure is of the others. Latencies are of the first stage that measures nothing else, where
+    one does.
     """
     order = {stage_id: position for position, stage_id in enumerate(preferred)}
     compared = [
@@ -250,12 +251,13 @@ def _figures(stages: Sequence[Mapping[str, Any]], model: str, preferred: Sequenc
         if _is_comparison(str(output["type"]))
     ]
     facts: dict[str, Any] = {}
+    latencies: dict[str, Any] = {}
     for stage_id, comparison in sorted(compared, key=lambda found: not found[1]["metrics"]):
         found = _figures_of(comparison, facts.get("model", model))
-        if found and not comparison["metrics"] and "latency" in found:
-            facts["latency"] = found["latency"]
+        if not comparison["metrics"] and "latency" in found:
+            latencies.setdefault("latency", found["latency"])
         facts = {"comparison": stage_id, **found, **facts} if found else facts
-    return facts
+    return facts | latencies
 
 
 def _figures_of(comparison: Mapping[str, Any], model: str) -> dict[str, Any]:

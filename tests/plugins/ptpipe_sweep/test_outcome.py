@@ -104,6 +104,15 @@ def test_figures_are_those_of_the_comparison_that_the_gate_judges():
     assert read_ending(BEGUN, {"exit_code": 0, "stages": stages}, None, "").latency is None, "that is of another model"
 
 
+def test_the_latency_is_of_the_first_comparison_that_measures_nothing_else():
+    latencies = {"other": 99.0, "judged": 1.0, "third": 77.0}
+    compared = {name: {"metrics": [], "rows": [row("int8", 0, 7, cell(value))]} for name, value in latencies.items()}
+    stages = [*RESULT["stages"][:3], *(stage(name, output=("Comparison", found)) for name, found in compared.items())]
+    for order in (["compare", "judged", "other"], ["judged", "compare"]):
+        ending = read_ending(BEGUN, {"exit_code": 0, "stages": stages}, None, "int8", order)
+        assert (ending.comparison, ending.latency.median_ms) == ("compare", 1.0)
+
+
 def test_a_failed_stage_has_no_metrics_that_a_trial_is_compared_by():
     stages = [stage("train", "failed", metrics={"val_accuracy": 0.1}), stage("data", metrics={"samples": 3})]
     ending = read_ending(BEGUN, {"exit_code": 1, "stages": stages}, Objective("train", "val_accuracy", True), "")
