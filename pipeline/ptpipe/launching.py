@@ -7,8 +7,9 @@ A launcher implements the hook `ptpipe_launch(call, tell)`. It may send `call.to
     outputs = execute(call, vocabulary, Store(Path(call.artifacts)), tell, rank)
 
 That process saves each output of rank 0 to an empty folder (`artifact.save(folder)`), and the launcher returns the
-folders by output name. Events travel back as `event_to_json(event)`. What the stage raises travels back as its text and
-`error_frames(vocabulary.plugins, call.source_folders, error)`: the `frames` of a StageError are shown below it.
+folders by output name. Events travel back as `event_to_json(event)`. What the stage raises travels back as
+`error_text(error)` and `error_frames(vocabulary.plugins, call.source_folders, error)`: the `frames` of a StageError are
+shown below it.
 
 Start a Python process by `python_command(module)`: it imports what this one does, where `python -m` would import from
 the working directory first.
@@ -24,6 +25,7 @@ from ptpipe.execution.local_launcher import LocalLauncher
 from ptpipe.execution.python_process import python_command
 from ptpipe.execution.signals import SignalHandlers
 from ptpipe.plan.vocabulary import Plugin, Vocabulary, load_vocabulary
+from ptpipe.printable import error_text
 from ptpipe.store.locks import LockedError, exclusive_lock, shared_lock
 from ptpipe.store.store import Store
 
@@ -40,6 +42,7 @@ __all__ = [
     "StoredInput",
     "Vocabulary",
     "error_frames",
+    "error_text",
     "event_from_json",
     "event_to_json",
     "exclusive_lock",

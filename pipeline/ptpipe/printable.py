@@ -28,11 +28,15 @@ def one_line(text: str) -> str:
 
 def first_line(error: BaseException) -> str:
     """Return the first line of what an exception says; a plugin's may raise when it is asked."""
+    return error_text(error).strip().partition("\n")[0]
+
+
+def error_text(error: BaseException) -> str:
+    """Return what an exception says, or that its `__str__` raised: a plugin's may."""
     try:
-        text = _text(error)
+        return _text(error)
     except Exception as second:  # noqa: BLE001  # a plugin's `__str__` may raise anything
-        text = f"<its __str__ raised {type(second).__name__}>"
-    return text.strip().partition("\n")[0]
+        return f"<its __str__ raised {type(second).__name__}>"
 
 
 def _text(error: BaseException) -> str:

@@ -25,6 +25,7 @@ from ptpipe.launching import (
     Plugin,
     Store,
     error_frames,
+    error_text,
     execute,
     load_vocabulary,
 )
@@ -106,7 +107,8 @@ def _teller(folder: Path, rank: int) -> Callable[[Event], None]:
 
 def _write_error(error: BaseException, frames: Sequence[str] = ()) -> None:
     is_stage_error, is_consequence = isinstance(error, StageError), isinstance(error, WorkerGroupError)
-    message = str(error) if is_stage_error else f"{type(error).__name__}: {error}".rstrip(": ")
+    text = error_text(error)
+    message = text if is_stage_error else f"{type(error).__name__}: {text}".rstrip(": ")
     write_error_file(error, message, frames, is_stage_error=is_stage_error, is_consequence=is_consequence)
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError, model_validator
 
 from ptpipe import one_line
-from ptpipe.printable import first_line
+from ptpipe.printable import error_text, first_line
 
 ANY_TEXT = st.text(st.characters(categories=None))  # lone surrogates and control characters too
 
@@ -60,7 +60,8 @@ class MuteError(Exception):
 def test_the_first_line_of_any_error() -> None:
     assert first_line(ValueError(" one\n two")) == "one"
     assert first_line(ValueError()) == ""
-    assert first_line(MuteError()) == "<its __str__ raised ValueError>"
+    assert first_line(MuteError()) == error_text(MuteError()) == "<its __str__ raised ValueError>"
+    assert error_text(ValueError(" one\n two")) == " one\n two"
 
 
 class Point(BaseModel):

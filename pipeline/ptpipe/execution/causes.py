@@ -11,7 +11,7 @@ from ptpipe.plan.bind import Plan, PlannedStage
 from ptpipe.plan.frames import own_frames
 from ptpipe.plan.source_functions import functions_above
 from ptpipe.plan.vocabulary import Plugin
-from ptpipe.printable import first_line
+from ptpipe.printable import error_text, first_line
 
 _FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 
@@ -31,7 +31,7 @@ def error_frames(plugins: Sequence[Plugin], folders: Collection[Path], error: Ba
         return error.frames
     if not isinstance(error, PtpipeError):
         return own_frames(plugins, error, folders)
-    return own_frames((), error.__cause__, folders, str(error)) if error.__cause__ else ()
+    return own_frames((), error.__cause__, folders, error_text(error)) if error.__cause__ else ()
 
 
 def cause(error: BaseException) -> str:

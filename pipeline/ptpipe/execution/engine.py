@@ -48,6 +48,7 @@ from ptpipe.plan.keys import compute_keys
 from ptpipe.plan.read_files import kept_files, listed_digests
 from ptpipe.plan.source_digest import SourceDigests
 from ptpipe.plan.vocabulary import gc_paused
+from ptpipe.printable import error_text
 from ptpipe.reporter import Reporter
 from ptpipe.sections import Section
 from ptpipe.store.store import Entry, Store, StoredObject
@@ -103,8 +104,7 @@ def _report_wait() -> None:
 
 def _preflight(plan: Plan, statuses: Iterable[CacheStatus]) -> bool:
     """Call the preflight of every stage that would run. Returns whether any was called."""
-    problems: list[Problem] = []
-    asked = False
+    problems, asked = list[Problem](), False
     for prediction in statuses:
         stage = plan[prediction.stage_id]
         if prediction.entry is None and stage.stage.preflight:
@@ -113,7 +113,7 @@ def _preflight(plan: Plan, statuses: Iterable[CacheStatus]) -> bool:
                 with contextlib.redirect_stdout(sys.stderr):
                     problems += [plan.problem(stage.id, line) for line in stage.stage.preflight(stage.config)]
             except (StageError, OSError) as error:
-                problems.append(plan.problem(stage.id, str(error)))
+                problems.append(plan.problem(stage.id, error_text(error)))
             except Exception as error:  # noqa: BLE001  # a plugin may raise anything
                 problems.append(plan.plugin_problem(stage.id, "preflight()", error))
     if problems:

@@ -15,6 +15,7 @@ from ptpipe.errors import ManifestError, Problem, StageError
 from ptpipe.plan.bind import Plan, PlannedStage
 from ptpipe.plan.source_digest import SourceDigests
 from ptpipe.plan.source_functions import source_functions
+from ptpipe.printable import error_text
 
 FORMAT = 3
 
@@ -101,7 +102,7 @@ def _ask(plan: Plan, stage: PlannedStage, problems: list[Problem], what: str, fu
     try:
         return function()
     except (StageError, OSError) as error:
-        problems.append(plan.problem(stage.id, str(error)))
+        problems.append(plan.problem(stage.id, error_text(error)))
     except Exception as error:  # noqa: BLE001  # a plugin may raise anything
         problems.append(plan.plugin_problem(stage.id, what, error))
     return None

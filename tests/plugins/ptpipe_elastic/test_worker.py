@@ -50,6 +50,11 @@ def test_together_they_say_everything_once(tmp_path: Path) -> None:
     assert len(events) == 6
 
 
+class MuteError(StageError):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
 @pytest.mark.parametrize(
     ("error", "message", "is_stage_error", "is_consequence"),
     [
@@ -57,6 +62,7 @@ def test_together_they_say_everything_once(tmp_path: Path) -> None:
         (WorkerGroupError("worker 0 did not answer"), "worker 0 did not answer", True, True),
         (KeyError("x"), "KeyError: 'x'", False, False),
         (SystemExit(0), "SystemExit: 0", False, False),
+        (MuteError("x"), "<its __str__ raised RuntimeError>", True, False),
     ],
 )
 def test_an_error_is_left_for_the_parent(
