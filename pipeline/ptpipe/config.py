@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Set
 from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, RootModel
 
 from ptpipe.artifact import JSON
 
@@ -70,7 +71,12 @@ def read_options(config_type: type[StageConfig], options: Mapping[str, JSON]) ->
 
 def _settled(value: object, written: JSON, is_keyed: bool) -> JSON:
     """Return what pydantic has written for `value`, with sets sorted: theirs is another order in every process."""
+    if isinstance(value, RootModel):
+        return _settled(value.root, written, is_keyed)
     match written:
+        case dict() if dataclasses.is_dataclass(value):
+            fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+            return _settled(fields, written, is_keyed)  # by position: what is written may have aliases
         case dict() if isinstance(value, BaseModel):
             left_out = getattr(value, "unkeyed_options", ()) if is_keyed else ()
             fields = {field.serialization_alias or name: name for name, field in type(value).model_fields.items()}
@@ -82,8 +88,8 @@ def _settled(value: object, written: JSON, is_keyed: bool) -> JSON:
         case dict() if isinstance(value, Mapping) and len(value) == len(written):
             parts = zip(value.values(), written.items(), strict=True)
             return {key: _settled(item, part, is_keyed) for item, (key, part) in parts}
-        case list() if isinstance(value, list | tuple | set | frozenset) and len(value) == len(written):
+        case list() if isinstance(value, Collection) and len(value) == len(written):
             settled = [_settled(item, part, is_keyed) for item, part in zip(value, written, strict=True)]
-            is_set = isinstance(value, set | frozenset)
+            is_set = isinstance(value, Set)
             return sorted(settled, key=lambda part: json.dumps(part, sort_keys=True)) if is_set else settled
     return written

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections import deque
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
 
 import pytest
-from pydantic import Field
+from pydantic import ConfigDict, Field, RootModel
+from pydantic import dataclasses as pydantic_dataclasses
 
 from ptpipe import StageConfig
 from ptpipe.config import options_as_json, read_options
@@ -53,6 +56,40 @@ def test_sets_are_written_in_one_order_in_every_process():
     written = {"layers": names, "pairs": [[list(pair) for pair in pairs]]}
     assert options_as_json(config) == config.keyed_options() == written
     assert read_options(SetsConfig, written) == config
+
+
+@dataclass
+class Plain:
+    count: int
+    names: Annotated[frozenset[str], Field(alias="the-names")]
+
+
+@pydantic_dataclasses.dataclass(config=ConfigDict(extra="forbid"))
+class Checked:
+    names: frozenset[str] = Field(alias="the-names")
+    inner: Inner = Inner()
+
+
+class SetsInsideConfig(StageConfig):
+    plain: Plain
+    checked: Checked
+    root: RootModel[frozenset[str]]
+    by_name: RootModel[dict[str, frozenset[str]]]
+    several: deque[frozenset[str]]
+
+
+def test_sets_inside_anything_are_written_in_one_order_in_every_process():
+    names = [f"layer{number:02}" for number in range(30)]
+    written = {
+        "plain": {"count": 1, "the-names": names},
+        "checked": {"the-names": names, "inner": {"pause_s": 1.0, "depth": 2}},
+        "root": names,
+        "by_name": {"root": names},
+        "several": [names],
+    }
+    config = read_options(SetsInsideConfig, written)
+    assert options_as_json(config) == written
+    assert config.keyed_options() == written | {"checked": {"the-names": names, "inner": {"depth": 2}}}
 
 
 def test_an_option_that_does_not_exist_is_the_authors_mistake():
