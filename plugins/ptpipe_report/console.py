@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 
@@ -17,7 +18,19 @@ _LOG_FILE_WIDTH = 120
 
 
 class PipeSafeConsole(Console):
-    """A console whose reader may go away (`ptpipe run ... 2>&1 | head`): the run continues without output."""
+    """A console whose reader may go away: the run continues without output.
+
+    As a pipe's does (`ptpipe run ... 2>&1 | head`), or a terminal that is closed.
+    """
+
+    def __exit__(self, *raised: object) -> None:
+        """Write what was printed."""
+        try:
+            super().__exit__(*raised)
+        except OSError as error:
+            if error.errno != errno.EIO:  # of a closed terminal
+                raise
+            self.on_broken_pipe()
 
     def on_broken_pipe(self) -> None:
         """Stop writing, instead of ending the process as rich does."""

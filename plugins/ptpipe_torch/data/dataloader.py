@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import sys
 import time
 import warnings
@@ -317,6 +318,7 @@ def _next(iterator: Iterator[Values | str]) -> Values | str:
 
 def _init_worker(parent_pid: int, start: Connection, worker_id: int) -> None:
     exit_with_parent(parent_pid)  # which may have ended before this process could ask for its parent
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # its handler was inherited; the run ends its workers
     start.send_bytes(str(worker_id).encode())
     start.close()
     report = sys.excepthook

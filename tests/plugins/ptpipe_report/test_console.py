@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import io
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from ptpipe import Outcome
 from ptpipe.events import LogLine, Notice, Progress, StageStarted
 from ptpipe_report import ConsoleReporter
 from ptpipe_report.comparison_table import fitting_columns
-from ptpipe_report.console import TerminalWriter
+from ptpipe_report.console import PipeSafeConsole, TerminalWriter
 from ptpipe_report.run_summary import grouped_by_folder
 from ptpipe_report.screen import Screen
 
@@ -22,6 +23,17 @@ from .conftest import output
 
 class Latin1(io.StringIO):
     encoding = "latin-1"
+
+
+class Gone(io.StringIO):
+    """A stream that nothing can be written to."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+    def write(self, text: str) -> int:
+        raise OSError(self.number, "gone")
 
 
 def on(width: int | None, file: io.StringIO | None = None, **more: Any) -> Console:
@@ -48,6 +60,15 @@ def test_a_data_set_has_the_samples_of_each_split(script) -> None:
     data = script.stage("d", "data.csv", outputs=output("Data", name="mine", num_classes=2, **sizes))
     line = next(line for line in shown_lines(on(None), script, [data]) if "data.csv" in line)
     assert line.endswith("mine · 2 classes · 570 train · 30 val · 2,000 test")
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EPIPE])
+def test_a_run_goes_on_without_the_terminal_that_was_closed(script, number) -> None:
+    console = PipeSafeConsole(file=Gone(number), force_terminal=True)
+    script.play([ConsoleReporter(console)], script.mnist(), {"pretrain": script.training()})
+    assert console.quiet
+    with pytest.raises(OSError, match="gone"):
+        PipeSafeConsole(file=Gone(errno.ENOSPC)).print("a full disk is no reader that left")
 
 
 def test_a_run_in_a_log_file(script) -> None:

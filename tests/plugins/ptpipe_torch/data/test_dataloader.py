@@ -349,8 +349,11 @@ def test_a_worker_is_silent_about_an_interrupted_parent_alone(monkeypatch: pytes
     reported: list[BaseException] = []
     monkeypatch.setattr(dataloader, "exit_with_parent", lambda pid: None)
     monkeypatch.setattr(sys, "excepthook", lambda type_, error, trace: reported.append(error))
+    ignored: list[object] = []
+    monkeypatch.setattr(signal, "signal", lambda *setting: ignored.append(setting))
     receiver, sender = multiprocessing.Pipe(duplex=False)
     dataloader._init_worker(1, sender, 3)
+    assert ignored == [(signal.SIGHUP, signal.SIG_IGN)], "of the run's handlers, the one that torch leaves"
     assert receiver.recv_bytes() == b"3"
     receiver.close()
     errors = [EOFError(), ConnectionResetError(), AuthenticationError(), ValueError("a fault")]
