@@ -107,12 +107,15 @@ class PtpipeError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # By its content: `__init__` of a subclass may take other arguments than the text.
-        return _restored, (type(self), self.args, self.__dict__)
+        # With what the built-in base says: an OSError's `args` lack its file.
+        return _restored, (type(self), super().__reduce__()[1], self.__dict__)
 
 
 def _restored(type_: type[PtpipeError], arguments: tuple[object, ...], attributes: dict[str, object]) -> PtpipeError:
     """Return a pickled error."""
-    error = type_.__new__(type_, *arguments)
+    base: Any = next(each for each in type_.__mro__ if each.__module__ == "builtins")
+    error: PtpipeError = base.__new__(type_, *arguments)
+    base.__init__(error, *arguments)
     error.__dict__.update(attributes)
     return error
 

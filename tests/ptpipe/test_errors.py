@@ -76,6 +76,20 @@ class OwnError(StageError):
         self.layer = layer
 
 
+class MadeError(StageError):
+    """Of a plugin, that is also made in its own way."""
+
+    def __new__(cls, layer, *, reason):
+        return super().__new__(cls, layer)
+
+    def __init__(self, layer, *, reason):
+        super().__init__(f"{layer}: {reason}")
+
+
+class FileError(PtpipeError, OSError):
+    """Of a plugin, that is an OSError too."""
+
+
 def subclasses(type_):
     return [type_, *(inner for each in type_.__subclasses__() for inner in subclasses(each))]
 
@@ -91,6 +105,14 @@ def test_every_error_can_go_to_another_process():
         assert type(copy) is type(error)
         assert (str(copy), copy.args, vars(copy)) == (str(error), error.args, vars(error))
         assert copy.exit_code is error.exit_code
+
+
+def test_errors_that_are_made_in_another_way_can_go_to_another_process_too():
+    copy = pickle.loads(pickle.dumps(MadeError("conv1", reason="no")))
+    assert (type(copy), str(copy)) == (MadeError, "conv1: no")
+    copy = pickle.loads(pickle.dumps(FileError(2, "no such file", "a.txt")))
+    assert (type(copy), copy.errno, copy.filename) == (FileError, 2, "a.txt")
+    assert str(copy) == "[Errno 2] no such file: 'a.txt'"
 
 
 def test_nearest():
