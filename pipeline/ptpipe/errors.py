@@ -107,7 +107,7 @@ class PtpipeError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # By its content: `__init__` of a subclass may take other arguments than the text.
-        # With what the built-in base says: an OSError's `args` lack its file.
+        # As its built-in base gives that: an OSError's file is not among its `args`.
         return _restored, (type(self), super().__reduce__()[1], self.__dict__)
 
 
