@@ -32,7 +32,7 @@ def first_line(error: BaseException) -> str:
 
 
 def error_text(error: BaseException) -> str:
-    """Return what an exception says, or that its `__str__` raised: a plugin's may."""
+    """Return what `error` says, or that its `__str__` raised: a plugin's may."""
     try:
         return _text(error)
     except Exception as second:  # noqa: BLE001  # a plugin's `__str__` may raise anything
