@@ -10,7 +10,6 @@ from torch import nn
 
 from ptpipe import StageError
 from ptpipe_torch import Data, Model
-from ptpipe_torch.model.example_inputs import zeros
 from ptpipe_torch.model.outputs import named_outputs
 from ptpipe_torch.parity.parity import FLOAT_TOLERANCE
 from ptpipe_torch.python_file import seeded_everywhere
@@ -27,17 +26,17 @@ def refuse_unstored_state(model: Model, data: Data, strategy: ParallelStrategy, 
     """Raise StageError where outputs of the trained network depend on a state that its state dict does not hold.
 
     Evaluation would then be of another network than the one that is delivered. `model`: the recipe; `data`: both
-    networks are run on some samples of val, where there are none on zeros, in eval mode; `strategy`: has the trained
+    networks are run on some samples of val, where there are none of train, in eval mode; `strategy`: has the trained
     network, which is left as it is, as are random streams; `batch_size`: of the training. Rank 0 does it for all.
-    Outputs are mostly equal bit for bit; allowed is what another order of sums can make of them.
+    Outputs are mostly equal bit for bit; allowed is what another order of sums can make of them. Outputs of train that
+    are not finite at all are refused, too: they can't be compared, and without val no metric shows them.
     """
     if strategy.workers.rank:
         return
     module, settings = strategy.module, strategy.settings
-    if len(data.splits["val"]):
-        inputs = first_batch(data, settings, min(_MAX_SAMPLES, strategy.pass_size(batch_size)), "val").args
-    else:
-        inputs = tuple(tensor.to(settings.device) for tensor in zeros(model.signature.inputs, 2))
+    # Not zeros: as tokens they are padding alone, which some networks don't take.
+    split = "val" if len(data.splits["val"]) else "train"
+    inputs = first_batch(data, settings, min(_MAX_SAMPLES, strategy.pass_size(batch_size)), split).args
     found: list[dict[str, torch.Tensor]] = []
     with seeded_everywhere(0, settings.device):
         delivered = settings.place(model.with_state_dict_of(module).build_prepared())
@@ -45,6 +44,11 @@ def refuse_unstored_state(model: Model, data: Data, strategy: ParallelStrategy, 
         with seeded_everywhere(0, settings.device), state_restored(network), torch.no_grad():
             found.append(named_outputs(network(*inputs), model.signature.outputs))
     trained, rebuilt = found
+    if split == "train" and not any(of.isfinite().any() for of in trained.values()):
+        raise StageError(
+            "all outputs of the trained network are nan or inf in eval mode: its buffers are not finite, or it "
+            "computes otherwise than in training mode"
+        )
     if not all(_are_close(of, rebuilt[name]) for name, of in trained.items()):
         names = ", ".join(islice(_unstored(module, delivered), _MAX_NAMED))
         raise StageError(

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from ptpipe import StageError
+from ptpipe import JSON, StageError
 from ptpipe_quant import PrepareQatConfig, prepare_qat
 from ptpipe_torch import FunctionRef, builder
 from ptpipe_train import supervised
@@ -76,6 +76,42 @@ def test_it_is_named_after_the_first_epoch_or_the_last(lab: Lab, kind: str, name
 def test_a_persistent_buffer_is_delivered(lab: Lab, options: dict[str, Any]) -> None:
     model = lab.make_model(FunctionRef.to(centered, kind="persistent"))
     assert lab.train(model, lab.make_data(64, 16), epochs=2, **options).model.tensors["mean"].any()
+
+
+class Scaled(nn.Module):
+    """Multiplies its inputs, which must not all be 0, by a factor; may be nan in eval mode."""
+
+    def __init__(self, growth: float, eval_offset: float) -> None:
+        super().__init__()
+        self.head, self.factor, self.growth, self.eval_offset = nn.Linear(64, 4), 1.0, growth, eval_offset
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.flatten(1)
+        assert x.any(dim=1).all(), "as texts of padding alone"
+        self.factor *= self.growth if self.training else 1.0
+        return self.head(x * self.factor) + (0.0 if self.training else self.eval_offset)
+
+
+@builder
+def scaled(*, growth: float = 1.0, eval_offset: str = "0") -> nn.Module:
+    return Scaled(growth, float(eval_offset))
+
+
+def train_without_val(lab: Lab, **arguments: JSON) -> None:
+    model = lab.make_model(FunctionRef.to(scaled, **arguments))
+    lab.train(model, lab.make_data(32), epochs=1, memory_format="contiguous")
+
+
+def test_without_val_it_is_found_by_samples_of_train(lab: Lab) -> None:
+    train_without_val(lab)
+    with pytest.raises(StageError, match=r"not stored with the weights \(factor\)"):
+        train_without_val(lab, growth=1.1)
+
+
+@pytest.mark.parametrize("eval_offset", ["nan", "inf"])
+def test_outputs_that_can_not_be_compared_are_refused(lab: Lab, eval_offset: str) -> None:
+    with pytest.raises(StageError, match=r"^all outputs of the trained network are nan or inf in eval mode: its buf"):
+        train_without_val(lab, eval_offset=eval_offset)
 
 
 def test_a_counter_that_no_output_depends_on_does_no_harm(lab: Lab) -> None:
