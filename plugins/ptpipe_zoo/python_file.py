@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,12 +15,13 @@ from ptpipe import Context, StageError
 from ptpipe_torch import Data, DatasetInfo, FunctionRef, Model, seeded
 from ptpipe_torch.errors import first_line
 from ptpipe_torch.model.example_inputs import copies, zeros
-from ptpipe_torch.model.outputs import describe, named_outputs, specs_of, with_outputs
+from ptpipe_torch.model.outputs import describe, named_outputs, specs_of, tensors_of, with_outputs
 from ptpipe_torch.model.signature import Signature
 from ptpipe_torch.paths import find_path
 from ptpipe_torch.python_file import own_errors, seeded_everywhere
 from ptpipe_torch.random_outputs import random_draws
 from ptpipe_torch.read_files import reads_recorded
+from ptpipe_torch.runtime import warnings_silenced
 from ptpipe_zoo import nets, weights
 from ptpipe_zoo.input_checks import check_ids, padding_dependence, refuses_ids
 
@@ -60,7 +62,7 @@ def build_model(config: PythonModelConfig, ctx: Context, data: Data) -> Model:
             f"{maker}: the network ends in {name}, but its task takes logits, which are what comes before {name}: "
             "return those, else it learns and is measured wrongly"
         )
-    if data.info.task.outputs and _loses_gradient(network, outputs.values()):
+    if data.info.task.outputs and _loses_gradient(network, inputs, outputs.values(), file):
         ctx.notice(
             f"{maker}: the network can be evaluated, not trained: its outputs have no gradient. detach(), .data, NumPy "
             "and torch.no_grad() in forward() lose it: compute with torch's operators alone"
@@ -168,10 +170,23 @@ def _squashing_operator(output: torch.Tensor) -> str | None:
     return None if node is None else _SQUASHING.get(node.name())
 
 
-def _loses_gradient(network: nn.Module, outputs: Iterable[torch.Tensor]) -> bool:
-    """Return whether no output depends on the parameters in a way that torch can follow."""
+def _loses_gradient(
+    network: nn.Module, inputs: Sequence[torch.Tensor], outputs: Iterable[torch.Tensor], file: Path
+) -> bool:
+    """Return whether no output depends on the parameters in a way that torch can follow.
+
+    `outputs`: of eval mode. Some networks compute a gradient in training mode alone, which a copy is tried in then; one
+    that fails there is not judged.
+    """
     has_parameters = any(parameter.requires_grad for parameter in network.parameters())
-    return has_parameters and not any(output.requires_grad for output in outputs)
+    if not has_parameters or any(output.requires_grad for output in outputs):
+        return False
+    try:
+        with seeded_everywhere(0), warnings_silenced(), own_errors(file, "the network"):
+            returned = tensors_of(copy.deepcopy(network).train()(*copies(inputs)))
+    except Exception:  # noqa: BLE001  # as where it needs targets
+        return False
+    return not any(output.requires_grad for output in returned)
 
 
 def _check_rebuilt(rebuilt: Mapping[str, torch.Tensor], outputs: Mapping[str, torch.Tensor], maker: str) -> None:

@@ -99,6 +99,12 @@ def first_sample(): return FirstSample()
 class Double(nn.Module):
     def forward(self, x): return x.double()
 
+class InTraining(nn.Sequential):
+    def __init__(self): super().__init__(nn.Flatten(), nn.Linear(144, 5), nn.BatchNorm1d(5), nn.Dropout())
+
+    def forward(self, x):
+        with torch.set_grad_enabled(self.training): return super().forward(x)
+
 class Hidden(nn.Module):
     def __init__(self):
         super().__init__()
@@ -253,6 +259,14 @@ def test_a_network_that_loses_the_gradient_is_reported(
     assert notice.startswith("mine.py: detached(): the network can be evaluated, not trained: its outputs have no grad")
     bench.run(python_model, {"file": "mine.py", "function": "detached"}, data=unlabeled)
     assert bench.notices == []  # embeddings, say, are not trained
+
+
+def test_a_network_may_have_a_gradient_in_training_mode_alone(bench: Bench, make_data: Any, mine: Path) -> None:
+    before = torch.get_rng_state()
+    model = bench.run(python_model, {"file": "mine.py", "function": "InTraining"}, data=make_data())
+    assert bench.notices == []
+    assert model.tensors["2.num_batches_tracked"] == 0, "its statistics are those of the function"
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_log_softmax_does_no_harm(bench: Bench, make_data: Any, mine: Path) -> None:
