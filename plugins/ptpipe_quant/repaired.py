@@ -1,7 +1,7 @@
 """Tensors of a prepared model that repairs changed: the float network's own are kept beside them, as buffers.
 
 What rounding changes is the difference from those: a weight that AdaRound has put on the int8 grid is the same there
-before and after rounding. Conversion makes layers of its own, without the buffers.
+before and after rounding. A converted model is stored without them.
 """
 
 from __future__ import annotations
@@ -53,6 +53,20 @@ def with_repaired(
     kept = {_buffer_name(name): value for name, value in before.items()}
     recipe = replace(model.recipe, prepare=(*others, noted_last))
     return Model(recipe, {**model.tensors, **repaired, **kept})
+
+
+def without_float_tensors(model: Model) -> Model:
+    """Return a prepared model with its repairs, but without the float network's own tensors."""
+    prepare, names = list[FunctionRef](), set[str]()
+    for reference in model.recipe.prepare:
+        arguments = dict(reference.arguments)
+        repaired = arguments.pop("repaired", None)
+        names |= {_buffer_name(str(name)) for name in (repaired if isinstance(repaired, list) else ())}
+        prepare.append(FunctionRef(reference.address, arguments, reference.source))
+    if not names:
+        return model
+    tensors = {name: tensor for name, tensor in model.tensors.items() if name not in names}
+    return Model(replace(model.recipe, prepare=tuple(prepare)), tensors)
 
 
 def _parts(network: nn.Module, name: str) -> tuple[nn.Module, str]:

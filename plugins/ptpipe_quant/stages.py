@@ -27,6 +27,7 @@ from ptpipe_quant.dynamic_layers import FloatRun, check_dynamic_layers, idle_pat
 from ptpipe_quant.int8_parity import check_int8
 from ptpipe_quant.linear_forms import linear_forms
 from ptpipe_quant.preparation import for_conversion, prepare_model, trained_directly, truncated
+from ptpipe_quant.repaired import without_float_tensors
 from ptpipe_quant.separate_attention import is_attention, separable_layers, separate_projections
 from ptpipe_quant.trace import float_names, layers_to_quantize
 from ptpipe_torch import Data, FunctionRef, Model, Ranges, TensorSpec
@@ -136,6 +137,7 @@ def calibrate(config: CalibrateConfig, ctx: Context, model: Model, data: Data) -
 @large_blocks_mapped()
 def convert(ctx: Context, model: Model) -> Model:
     """Implement `quant.convert`."""
+    model = without_float_tensors(model)
     prepared = calibrated_network(model, ctx.kind)
     standard = _standard(model)
     freeze_ranges(prepared)
