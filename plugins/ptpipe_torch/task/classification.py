@@ -5,7 +5,7 @@ Shape legend: N samples, B of a batch, K classes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import Field, model_validator
@@ -151,6 +151,13 @@ class Classification(ClassTask):
     def undefined(self, figures: Mapping[str, JSON], split: str) -> list[str]:
         """An F1 without a sample of its class."""
         return [] if self.positive_class is None else without_support(figures["per_class"], split, self.positive_class)
+
+    def target_bytes(
+        self, targets: Mapping[str, Column], order_N: npt.NDArray[np.int64]
+    ) -> Iterator[bytes | memoryview]:
+        from ptpipe_torch.task.target_bytes import bytes_of
+
+        return bytes_of(targets, order_N, self.class_names)
 
     def check_targets(self, split: str, targets: Mapping[str, Column]) -> None:
         labels_N = targets["labels"].values()

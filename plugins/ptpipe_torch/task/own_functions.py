@@ -5,7 +5,7 @@ Shape legend: B samples of a batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, PrivateAttr
@@ -170,6 +170,11 @@ class OwnFunctionsTask(Task):
     def worst_sums(self, sums: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
         """The task's: nothing is known of the user's metric."""
         return self.task.worst_sums(sums)
+
+    def target_bytes(
+        self, targets: Mapping[str, Column], order_N: npt.NDArray[np.int64]
+    ) -> Iterator[bytes | memoryview] | None:
+        return self.task.target_bytes(targets, order_N)
 
     def undefined(self, figures: Mapping[str, JSON], split: str) -> list[str]:
         """What is missing for the task's metrics, unless models are compared by the user's."""

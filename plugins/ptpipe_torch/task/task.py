@@ -6,7 +6,7 @@ Shape legend: B samples of a batch, R resamples.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -185,6 +185,19 @@ class Task(Facts, ABC):
         fraction is taken to be a mean of the samples' rows if these are single numbers; else it may drop by all of it.
         """
         return {}
+
+    def target_bytes(
+        self, targets: Mapping[str, Column], order_N: npt.NDArray[np.int64]
+    ) -> Iterator[bytes | memoryview] | None:
+        """Return the targets of samples as bytes that other samples of the data set don't change; None: there are none.
+
+        `targets`: the columns of a split. `order_N`: which samples, in which order. A model that was accepted is
+        compared with others only where these are the same. By default the values, of targets that are not padded.
+        """
+        from ptpipe_torch.task.target_bytes import bytes_of
+
+        is_padded = any(column.lengths is not None for column in targets.values())
+        return None if is_padded else bytes_of(targets, order_N)
 
     def undefined(self, figures: Mapping[str, JSON], split: str) -> list[str]:
         """Return sentences that name what `split` has none of, for metrics to say something; by default none.

@@ -6,7 +6,7 @@ T counted tokens.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import PositiveInt
@@ -173,6 +173,27 @@ class TokenClassification(ClassTask):
 
     def check_targets(self, split: str, targets: Mapping[str, Column]) -> None:
         check_token_targets(split, targets[TAGS], self.num_classes, "classes")
+
+    def target_bytes(
+        self, targets: Mapping[str, Column], order_N: npt.NDArray[np.int64]
+    ) -> Iterator[bytes | memoryview]:
+        """Those of the tags of words, whatever tokens stand for them."""
+        import numpy as np
+
+        from ptpipe_torch.task.target_bytes import name_bits
+
+        bits_K, missed = name_bits(self.class_names), targets.get(MISSED)
+        for row in range(len(order_N)):
+            tags_L = targets[TAGS].take(order_N[row : row + 1])[0]
+            places_W = (tags_L != IGNORE).nonzero()[0]
+            words_W = tags_L[places_W]
+            if missed is not None:
+                missed_M = missed.take(order_N[row : row + 1])[0]
+                missed_M = missed_M[missed_M != IGNORE]
+                # A word that is missed stands before the token at its place.
+                order_W = np.concatenate([missed_M // self.num_classes, places_W]).argsort(kind="stable")
+                words_W = np.concatenate([missed_M % self.num_classes, words_W])[order_W]
+            yield bits_K[words_W].tobytes() + b"|"
 
     def _of_words(
         self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]

@@ -15,7 +15,7 @@ def test_from_models_to_verdicts(bench, digits, pair) -> None:
     good, worse = pair
     predictions = bench.run(eval_predict, {"split": "val"}, model=good, data=digits)
     assert predictions.metrics["num_samples"] == 200
-    assert bench.metrics.keys() == {"accuracy", "top5_accuracy", "loss"}
+    assert bench.metrics.keys() == {"accuracy", "top5_accuracy", "loss", "primary_metric"}
 
     options = {"batch_sizes": [2], "threads": ["one"], "budget_s": 0.5}
     table = bench.run(eval_compare, options, models=[good, worse], data=digits)

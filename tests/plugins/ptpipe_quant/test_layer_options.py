@@ -144,8 +144,8 @@ def test_a_pattern_reaches_what_is_inside_a_module_and_the_first_one_counts(digi
     }
     model = calibrated(make_model(blocks), digits, ctx, layers=layers)
     kinds = observers_of(model)
-    assert {name: kinds[name] for name in ("_0", "_1_first", "_1_second", "_2_first", "_2_second")} == {
-        "_0": "mse", "_1_first": "mse", "_1_second": "min_max", "_2_first": "percentile", "_2_second": "percentile",
+    assert {name: kinds[name] for name in ("0", "1.first", "1.second", "2.first", "2.second")} == {
+        "0": "mse", "1.first": "mse", "1.second": "min_max", "2.first": "percentile", "2.second": "percentile",
     }  # fmt: skip
     additions = [kind for name, kind in kinds.items() if "add" in name]
     assert additions == ["min_max", "percentile"]

@@ -9,7 +9,8 @@ import torch
 
 from ptpipe import Context
 from ptpipe_quant import CalibrateConfig, ConvertConfig, PrepareConfig, calibrate, convert, prepare
-from ptpipe_quant.repairs import adaround, bias_correct
+from ptpipe_quant.repairs.adaround import adaround
+from ptpipe_quant.repairs.bias_correct import bias_correct
 from ptpipe_quant.repairs.config import AdaroundConfig, BiasCorrectConfig
 from ptpipe_torch import Data, Model
 from ptpipe_torch.int8.engine import quantized_engine

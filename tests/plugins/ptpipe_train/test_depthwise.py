@@ -148,6 +148,6 @@ def test_a_teacher_computes_as_it_would_in_a_training(lab: Lab, monkeypatch: pyt
     monkeypatch.setattr(DeviceSettings, "place", lambda self, module: placed.append(place(self, module)) or placed[-1])
     model, distillation = make_model(lab), {"weight": 0.5}
     lab.train(model, lab.make_data(32), model, epochs=1, precision="bf16", distillation=distillation)
-    assert len(placed) == 2  # the teacher and the network
+    assert len(placed) == 3  # the teacher, the network, and the one that is delivered
     assert len({type(module.get_submodule("1")) for module in placed}) == 1
     assert type(placed[0].get_submodule("1")) is not nn.Conv2d

@@ -10,7 +10,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ptpipe_eval.quality import targets
 from ptpipe_eval.quality.targets import targets_sha256
 from ptpipe_torch import (
     ArrayColumn,
@@ -22,6 +21,7 @@ from ptpipe_torch import (
     Task,
     TokenClassification,
 )
+from ptpipe_torch.task import target_bytes
 from ptpipe_torch.task.token_classification import IGNORE, missed_words
 
 CLASSES = Classification(class_names=("ant", "cat", "dog"))
@@ -54,7 +54,7 @@ def test_parts_do_not_matter(task: Task, monkeypatch: pytest.MonkeyPatch) -> Non
     ids, column = np.array([f"{n:04}" for n in range(3000)]), ArrayColumn(values if task is CLASSES else values * 0.5)
     several = Split(ids, {}, {"y": column})
     digest = targets_sha256(several, task)
-    monkeypatch.setattr(targets, "_PART_BYTES", 1000)
+    monkeypatch.setattr(target_bytes, "_PART_BYTES", 1000)
     assert targets_sha256(several, task) == digest
     assert targets_sha256(replace(several, targets={"y": ArrayColumn(column.array_N[::-1])}), task) != digest
 
