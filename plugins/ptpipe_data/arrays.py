@@ -103,7 +103,8 @@ def _with_tokens(
         if own not in columns.inputs:
             raise StageError(f"tokens: {own!r} is not among the inputs {', '.join(columns.inputs)}")
     splits = {name: without_padding(sources[name].name, split, tokens) for name, split in found.items()}
-    lengths = {own: max(split.inputs[own].values().shape[1] for split in found.values()) for own in tokens}
+    first = np.zeros(1, dtype=np.int64)
+    lengths = {own: max(split.inputs[own].take(first).shape[1] for split in found.values()) for own in tokens}
     for own, length in lengths.items():
         lengths_N = splits["train"].inputs[own].lengths
         if lengths_N is not None and lengths_N.min() == length > 1:

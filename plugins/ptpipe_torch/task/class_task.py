@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import TYPE_CHECKING, Annotated, Self
 
 from pydantic import Field, model_validator
 
 from ptpipe import JSON
 from ptpipe_torch.model.signature import Meanings
+from ptpipe_torch.task.constants import constant
 from ptpipe_torch.task.task import Task, meaning_of
+
+if TYPE_CHECKING:
+    import torch
 
 
 class SmoothedTask(Task):
@@ -46,6 +50,10 @@ class ClassTask(SmoothedTask):
     def summary(self) -> dict[str, JSON]:
         names = meaning_of(self.class_names)
         return {"num_classes": self.num_classes} | ({"class_names": list(names)} if names else {})
+
+    def _weights(self, device: torch.device, dtype: torch.dtype | None = None) -> torch.Tensor | None:
+        """Return the weights for torch's cross-entropy, (K,), float32 unless `dtype` says otherwise; None: all 1."""
+        return constant(self.class_weights, device, dtype) if self.class_weights else None
 
     @property
     def num_classes(self) -> int:

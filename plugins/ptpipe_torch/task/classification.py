@@ -15,7 +15,6 @@ from ptpipe_torch.data.column import Column
 from ptpipe_torch.data.column_info import ArrayInfo, ColumnInfo
 from ptpipe_torch.model.signature import BATCH, TensorSpec
 from ptpipe_torch.task.class_task import ClassTask
-from ptpipe_torch.task.constants import constant
 from ptpipe_torch.task.soft_targets import class_divergence
 from ptpipe_torch.task.task import Metric
 
@@ -180,7 +179,7 @@ class Classification(ClassTask):
         import torch
         from torch.nn.functional import cross_entropy
 
-        weights_K = constant(self.class_weights, labels_B.device, logits_BK.dtype) if self.class_weights else None
+        weights_K = self._weights(labels_B.device, logits_BK.dtype)
         losses_B = cross_entropy(logits_BK, labels_B, weights_K, reduction="none", label_smoothing=label_smoothing)
         if self.focal_gamma:
             losses_B = losses_B * torch.exp(self.focal_gamma * _log_of_others(logits_BK, labels_B))

@@ -14,7 +14,6 @@ from ptpipe import JSON
 from ptpipe_torch.data.column_info import ColumnInfo
 from ptpipe_torch.model.signature import BATCH, TensorSpec
 from ptpipe_torch.task.class_task import ClassTask
-from ptpipe_torch.task.constants import constant
 from ptpipe_torch.task.soft_targets import class_divergence
 from ptpipe_torch.task.task import Metric
 
@@ -192,8 +191,7 @@ class Segmentation(ClassTask):
         from torch.nn.functional import cross_entropy
 
         masks_BHW = targets[_TARGET]
-        weights_K = constant(self.class_weights, masks_BHW.device) if self.class_weights else None
-        tensors = outputs[_OUTPUT].float(), masks_BHW, weights_K
+        tensors = outputs[_OUTPUT].float(), masks_BHW, self._weights(masks_BHW.device)
         losses_BHW = cross_entropy(
             *tensors, reduction="none", ignore_index=self.ignore, label_smoothing=label_smoothing
         )

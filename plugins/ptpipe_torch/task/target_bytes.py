@@ -21,9 +21,10 @@ def bytes_of(
     targets: Mapping[str, Column], order_N: npt.NDArray[np.int64], class_names: Sequence[str] = ()
 ) -> Iterator[bytes | memoryview]:
     """Yield the targets of samples, in an order. `class_names`: of the classes whose numbers they are, if any."""
+    bits_K = name_bits(class_names)
     for name, column in sorted(targets.items()):
         for values_S in _parts(column, order_N):
-            yield np.ascontiguousarray(name_bits(class_names)[values_S] if class_names else values_S).data.cast("B")
+            yield np.ascontiguousarray(bits_K[values_S] if class_names else values_S).data.cast("B")
         yield f"|{name} {values_S.dtype.str} {values_S.shape[1:]}".encode()
 
 

@@ -18,7 +18,6 @@ from ptpipe_torch.data.tokens import LENGTH
 from ptpipe_torch.model.signature import BATCH, TensorSpec
 from ptpipe_torch.task.class_task import ClassTask
 from ptpipe_torch.task.classification import f1_of, per_class
-from ptpipe_torch.task.constants import constant
 from ptpipe_torch.task.soft_targets import class_divergence
 from ptpipe_torch.task.task import Metric
 
@@ -99,7 +98,7 @@ class TokenClassification(ClassTask):
         """
         import torch
 
-        predicted_BL, tags_BL = self._of_words(outputs, targets)
+        predicted_BL, tags_BL = self._of_words(outputs[_OUTPUT].argmax(2), targets)
         cells_T = (tags_BL * self.num_classes + predicted_BL)[(tags_BL != IGNORE) & (predicted_BL != IGNORE)]
         sums = {
             "confusion": torch.bincount(cells_T, minlength=self.num_classes**2),
@@ -130,8 +129,9 @@ class TokenClassification(ClassTask):
         self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
         """`prediction`, int64 (B, L), -1 where none counts; `score`: the fraction of the tokens that is right."""
-        predicted_BL = outputs[_OUTPUT].argmax(2).masked_fill(targets[TAGS] == IGNORE, IGNORE)
-        own_BL, tags_BL = self._of_words(outputs, targets)
+        classes_BL = outputs[_OUTPUT].argmax(2)
+        predicted_BL = classes_BL.masked_fill(targets[TAGS] == IGNORE, IGNORE)
+        own_BL, tags_BL = self._of_words(classes_BL, targets)
         return {"prediction": predicted_BL, "score": mean_of_counted((own_BL == tags_BL).float(), tags_BL)}
 
     def sample_sums(
@@ -139,7 +139,7 @@ class TokenClassification(ClassTask):
     ) -> dict[str, torch.Tensor]:
         import torch
 
-        predicted_BL, tags_BL = self._of_words(outputs, targets)
+        predicted_BL, tags_BL = self._of_words(outputs[_OUTPUT].argmax(2), targets)
         counted_BL = tags_BL != IGNORE
         sums = {
             "token_accuracy": torch.stack([(predicted_BL == tags_BL).sum(1), counted_BL.sum(1)], dim=1),
@@ -178,30 +178,23 @@ class TokenClassification(ClassTask):
         self, targets: Mapping[str, Column], order_N: npt.NDArray[np.int64]
     ) -> Iterator[bytes | memoryview]:
         """Those of the tags of words, whatever tokens stand for them."""
-        import numpy as np
+        import torch
 
         from ptpipe_torch.task.target_bytes import name_bits
 
-        bits_K, missed = name_bits(self.class_names), targets.get(MISSED)
+        bits_K = name_bits(self.class_names)
         for row in range(len(order_N)):
-            tags_L = targets[TAGS].take(order_N[row : row + 1])[0]
-            places_W = (tags_L != IGNORE).nonzero()[0]
-            words_W = tags_L[places_W]
-            if missed is not None:
-                missed_M = missed.take(order_N[row : row + 1])[0]
-                missed_M = missed_M[missed_M != IGNORE]
-                # A word that is missed stands before the token at its place.
-                order_W = np.concatenate([missed_M // self.num_classes, places_W]).argsort(kind="stable")
-                words_W = np.concatenate([missed_M % self.num_classes, words_W])[order_W]
-            yield bits_K[words_W].tobytes() + b"|"
+            of_row = {name: torch.from_numpy(column.take(order_N[row : row + 1])) for name, column in targets.items()}
+            words_L = self._of_words(of_row[TAGS], of_row)[1][0].numpy()
+            yield bits_K[words_L[words_L != IGNORE]].tobytes() + b"|"
 
     def _of_words(
-        self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]
+        self, predicted_BL: torch.Tensor, targets: Mapping[str, torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the predicted and the right classes of tokens, (B, L), with those of words without one among them."""
         import torch
 
-        predicted_BL, tags_BL = outputs[_OUTPUT].argmax(2), targets[TAGS]
+        tags_BL = targets[TAGS]
         if not self.has_missed:
             return predicted_BL, tags_BL
         missed_BM = targets[MISSED]
@@ -220,7 +213,7 @@ class TokenClassification(ClassTask):
         label_smoothing: float = 0.0,
     ) -> torch.Tensor:
         tags_BL = targets[TAGS]
-        weights_K = constant(self.class_weights, tags_BL.device) if self.class_weights else None
+        weights_K = self._weights(tags_BL.device)
         return mean_of_counted(token_losses(outputs[_OUTPUT], tags_BL, weights_K, label_smoothing), tags_BL)
 
     def _entities(self, predicted_BL: torch.Tensor, tags_BL: torch.Tensor) -> torch.Tensor:
