@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from ptpipe import StageError
 from ptpipe_torch import RaggedColumn, Split, TokensInfo
+from ptpipe_torch.data.tokens import before_padding
 
 if TYPE_CHECKING:
     from ptpipe_data.config import TokensConfig
@@ -31,13 +32,11 @@ def without_padding(name: str, split: Split, tokens: Mapping[str, TokensConfig])
     if len(set(shapes.values())) > 1:
         found = ", ".join(f"{own} {shape}" for own, shape in shapes.items())
         raise StageError(f"{name}: inputs of tokens have different shapes: {found}; they describe the same tokens")
-    is_token_NL: npt.NDArray[np.bool_] = np.any([arrays[own] != of.padding_id for own, of in tokens.items()], axis=0)
-    max_length = is_token_NL.shape[1]
-    lengths_N = np.where(is_token_NL.any(axis=1), max_length - is_token_NL[:, ::-1].argmax(axis=1), 0)
+    is_kept_NL = before_padding(arrays, {own: of.padding_id for own, of in tokens.items()})
+    lengths_N = is_kept_NL.sum(axis=1)
     if not lengths_N.all():
         row = int((lengths_N == 0).argmax())
         raise StageError(f"{name}: row {row} of {', '.join(tokens)} is padding alone: leave it out")
-    is_kept_NL = np.arange(max_length) < lengths_N[:, None]
     offsets_N = np.concatenate([[0], lengths_N.cumsum()]).astype(np.int64)
     columns = {
         own: RaggedColumn(array_NL[is_kept_NL].astype(np.int64), offsets_N, tokens[own].padding_id)

@@ -6,8 +6,8 @@ Shape legend: B texts of a batch, L tokens of its longest one.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import Final, Literal, Self
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
@@ -16,6 +16,10 @@ from ptpipe_torch.data.column import Column, value_range
 from ptpipe_torch.data.column_info import ColumnInfo
 from ptpipe_torch.data.meaning import OTHER_WORDS, Misfit
 from ptpipe_torch.model.signature import BATCH, TensorSpec
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 LENGTH: Final = "length"
 """The symbol of the axis of tokens, where batches are padded to their longest text."""
@@ -73,3 +77,15 @@ class TokensInfo(ColumnInfo):
         for token_id in value_range(column):
             if not 0 <= token_id < self.vocabulary_size:
                 raise StageError(f"{name} has the token id {token_id}; the vocabulary has {self.vocabulary_size}")
+
+
+def before_padding(ids: Mapping[str, npt.NDArray[Any]], padding_ids: Mapping[str, int]) -> npt.NDArray[np.bool_]:
+    """Return which places are a token or stand before one, (B, L): a text ends where all inputs have padding only.
+
+    `ids`: of inputs, or masks, that describe the same tokens, (B, L). `padding_ids`: of each.
+    """
+    import numpy as np
+
+    is_token_BL = np.any([ids[name] != padding_id for name, padding_id in padding_ids.items()], axis=0)
+    reached_BL: npt.NDArray[np.bool_] = np.logical_or.accumulate(is_token_BL[:, ::-1], axis=1)[:, ::-1]
+    return reached_BL

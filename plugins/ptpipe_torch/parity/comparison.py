@@ -23,7 +23,7 @@ from ptpipe_torch.data.data import Data
 from ptpipe_torch.data.dataset_info import DatasetInfo
 from ptpipe_torch.data.order import epoch_order
 from ptpipe_torch.data.raw_form import NORMALIZED, InputForm
-from ptpipe_torch.data.tokens import TokensInfo
+from ptpipe_torch.data.tokens import TokensInfo, before_padding
 from ptpipe_torch.int8.fx import float_network
 from ptpipe_torch.memory_format import to_channels_last
 from ptpipe_torch.model.deployable import Deployable, Predictor
@@ -316,9 +316,7 @@ def counted_rows(info: DatasetInfo, name: str, inputs: Arrays) -> npt.NDArray[np
     of_tokens = {spec.name for spec in info.task.outputs if lengths & {*spec.sample_shape[:1]}}
     if name not in of_tokens or info.task.class_scores.get(name) != 2:
         return None
-    is_token_BL = np.any([inputs[own] != of.padding_id for own, of in tokens.items()], axis=0)
-    reached_BL: npt.NDArray[np.bool_] = np.logical_or.accumulate(is_token_BL[:, ::-1], axis=1)[:, ::-1]
-    return reached_BL.reshape(-1)
+    return before_padding(inputs, {own: of.padding_id for own, of in tokens.items()}).reshape(-1)
 
 
 def _ranked_rows(values: npt.NDArray[Any]) -> Logits:
