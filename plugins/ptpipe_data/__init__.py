@@ -16,7 +16,7 @@ from ptpipe_data.config import (
     SegmentationFolderConfig,
     SyntheticConfig,
 )
-from ptpipe_data.image_config import ImageFolderConfig, ShardsConfig
+from ptpipe_data.image_config import ImageFolderConfig, ImageTableConfig, ShardsConfig
 from ptpipe_data.python_config import PythonDataConfig
 from ptpipe_data.table_config import TableConfig, TextConfig
 from ptpipe_data.teacher_config import TeacherOutputsConfig
@@ -146,6 +146,34 @@ def load_image_folder(config: ImageFolderConfig, ctx: Context) -> Data:
     from ptpipe_data import image_folder
 
     return image_folder.load_image_folder(config, ctx)
+
+
+def _fingerprint_image_table(config: ImageTableConfig) -> JSON:
+    from ptpipe_data.image_table_paths import fingerprint
+
+    return fingerprint(config)
+
+
+def _preflight_image_table(config: ImageTableConfig) -> Iterable[str]:
+    if find_spec("pyarrow") is None:
+        yield "data.image_table needs pyarrow: pip install 'ptpipe[table]'"
+
+
+@stage(
+    "data.image_table",
+    packages=("numpy", "pillow", "pyarrow"),
+    fingerprint=_fingerprint_image_table,
+    preflight=_preflight_image_table,
+)
+def load_image_table(config: ImageTableConfig, ctx: Context) -> Data:
+    """Images that the rows of a CSV, TSV, JSON lines, JSON or Parquet file name, with targets in its columns.
+
+    Classes, several labels, or numbers for each image. Images are decoded on demand, and stay where they are: the
+    result refers to them. Needs `ptpipe[table]`.
+    """
+    from ptpipe_data import image_table
+
+    return image_table.load_image_table(config, ctx)
 
 
 @stage("data.segmentation_folder", packages=("numpy", "pillow"), fingerprint=_fingerprint_folder)
@@ -321,6 +349,7 @@ def ptpipe_stages() -> Iterable[Stage[..., Data]]:
         load_cifar10,
         load_digits,
         load_image_folder,
+        load_image_table,
         load_segmentation_folder,
         make_synthetic,
         load_arrays,

@@ -1,21 +1,25 @@
-"""Options of data.image_folder and data.shards."""
+"""Options of data.image_folder, data.image_table and data.shards."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, TypeAlias
 
 from pydantic import Field, model_validator
 
 from ptpipe_data.class_names import ClassNames
-from ptpipe_data.config import ClassesConfig, ImageSide, LabelledImageConfig, Size
+from ptpipe_data.config import ClassesConfig, ImageConfig, ImageSide, LabelledImageConfig, Size
+from ptpipe_data.table_config import TableFileConfig
 from ptpipe_torch import Resizing
 from ptpipe_torch.data.images import MAX_PIXELS
 
 _PATTERN = r"^[^/]+$"
+InMemory: TypeAlias = Annotated[
+    bool, Field(description="decode once and keep the pixels; false: decode in every epoch, in bounded memory")
+]
 
 
-class EncodedImageConfig(LabelledImageConfig):
-    """Options of images that are decoded on demand, and their classes."""
+class EncodedImageConfig(ImageConfig):
+    """Options of images that are decoded on demand."""
 
     image_size: ImageSide | tuple[ImageSide, ImageSide] = Field(
         224,
@@ -76,7 +80,7 @@ class EncodedImageConfig(LabelledImageConfig):
         return self
 
 
-class ImageFolderConfig(EncodedImageConfig):
+class ImageFolderConfig(EncodedImageConfig, LabelledImageConfig):
     """Options of `data.image_folder`."""
 
     path: str = Field(
@@ -88,9 +92,7 @@ class ImageFolderConfig(EncodedImageConfig):
         description="images in any folders, whose names say nothing: for networks that return anything, to quantize, "
         "export and time them",
     )
-    in_memory: bool = Field(
-        False, description="decode once and keep the pixels; false: decode in every epoch, in bounded memory"
-    )
+    in_memory: InMemory = False
     test_size: Size | None = Field(
         None,
         description="maximum number of test images; without a test folder: fraction or number of all images held out "
@@ -104,7 +106,38 @@ class ImageFolderConfig(EncodedImageConfig):
         return self
 
 
-class ShardsConfig(EncodedImageConfig):
+class ImageTableConfig(TableFileConfig, EncodedImageConfig):
+    """Options of `data.image_table`."""
+
+    path: str = Field(
+        description="a .csv, .tsv, .jsonl (an object per line), .json (an array of objects, or as .jsonl) or .parquet "
+        "file with a row for each image"
+    )
+    image: str = Field("image", min_length=1, description="the column of image files, as paths relative to `folder`")
+    folder: str | None = Field(None, description="folder of the image files; none: that of the file `path`")
+    suffix: str | None = Field(
+        None, pattern=r"^\.\w+$", description="what file names end with that the column leaves out, such as .jpg"
+    )
+    targets: tuple[str, ...] = Field(min_length=1, max_length=1000, description="the columns to predict")
+    task: Literal["classification", "multi_label", "regression"] = Field(
+        description="classification: one target, whose different values are the classes; multi_label: each target is 0 "
+        "or 1, true or false; regression: numbers"
+    )
+    in_memory: InMemory = False
+
+    @model_validator(mode="after")
+    def _names_each_column_once(self) -> Self:
+        if self.task == "classification" and len(self.targets) > 1:
+            raise ValueError("a classification has one target")
+        for name in self.targets:
+            if self.targets.count(name) > 1:
+                raise ValueError(f"{name!r} is named twice in targets")
+        if self.image in self.targets:
+            raise ValueError(f"{self.image!r} is the column of images, and among the targets")
+        return self
+
+
+class ShardsConfig(EncodedImageConfig, LabelledImageConfig):
     """Options of `data.shards`."""
 
     path: str = Field(description="folder of the tar files")

@@ -65,11 +65,12 @@ def list_files(folder: Path, notice: Callable[[str], None]) -> list[str]:
         text = ", ".join(f"{count:,} {suffix}" for suffix, count in sorted(counts.items()))
         notice(f"{folder}: files that are not read: {text}; convert them to JPEG or PNG")
     for path in paths:
-        _check_name(folder, path)
+        check_name(folder, path)
     return paths
 
 
-def _check_name(folder: Path, path: str) -> None:
+def check_name(folder: Path, path: str) -> None:
+    """Raise StageError where a path relative to `folder` can't be printed, or is too long."""
     if not path.isprintable():  # a name that is not UTF-8 has surrogates, which are not printable
         raise StageError(f"{str(folder / path)!r}: rename it; image names must be printable UTF-8")
     if len(path) > _MAX_PATH:

@@ -17,14 +17,12 @@ from ptpipe_torch.paths import change_stamp, find_path
 
 if TYPE_CHECKING:
     from ptpipe_data.image_config import EncodedImageConfig, ImageFolderConfig
-    from ptpipe_data.scratch_arrays import MakeArray
     from ptpipe_torch import Column, Data, Split, Task
 
 IMAGENET = {3: ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)), 1: ((0.449,), (0.226,))}
 """Mean and standard deviation of torchvision's ImageNet models; for grayscale, averaged over the channels."""
 _MEASURED_IMAGES = 512
 _TEST_FRACTION = 0.1
-_CHUNK_IMAGES = 64
 
 
 def find_root(path: str) -> Path:
@@ -51,7 +49,6 @@ def load_image_folder(config: ImageFolderConfig, ctx: Context) -> Data:
     from ptpipe_data.classes import classification
     from ptpipe_data.duplicates import report_shared_files
     from ptpipe_data.labelled_images import image_info, images_of, labels_of
-    from ptpipe_data.scratch_arrays import scratch_arrays
     from ptpipe_data.splitting import draw_missing_splits
     from ptpipe_torch import Data, Split, Unlabeled
 
@@ -71,8 +68,7 @@ def load_image_folder(config: ImageFolderConfig, ctx: Context) -> Data:
         )
     found = {name: _lazy_split(root, files, classes, config) for name, files in listed.items()}
     if config.in_memory:
-        with scratch_arrays(ctx.scratch) as make_array:
-            found = {name: _decode(split, name, make_array, ctx) for name, split in found.items()}
+        found = _decoded(found, ctx)
     splits = draw_missing_splits(found, config, ctx.seed, test_fraction=_TEST_FRACTION)
     images = images_of(splits["train"])
     task: Task = Unlabeled()
@@ -145,21 +141,12 @@ def _lazy_split(root: Path, files: list[tuple[str, str]], classes: list[str], co
     return labelled_images(np.array([path for _, path in files], dtype=np.str_), images, labels_N)
 
 
-def _decode(split: Split, name: str, make_array: MakeArray, ctx: Context) -> Split:
-    """Return the same samples with their pixels in one array."""
-    import numpy as np
+def _decoded(splits: Mapping[str, Split], ctx: Context) -> dict[str, Split]:
+    """Return the same samples with their pixels in arrays."""
+    from ptpipe_data.labelled_images import decode_images, images_of, labelled_images, labels_of
 
-    from ptpipe_data.labelled_images import images_of, labelled_images, labels_of
-    from ptpipe_torch import ArrayColumn
-
-    images = images_of(split)
-    shape_HWC = images.take(np.arange(1)).shape[1:]
-    pixels_NHWC = make_array(name, (len(split), *shape_HWC))
-    for start in range(0, len(split), _CHUNK_IMAGES):
-        stop = min(start + _CHUNK_IMAGES, len(split))
-        pixels_NHWC[start:stop] = images.take(np.arange(start, stop))
-        ctx.progress(stop, len(split), "images")
-    return labelled_images(split.ids, ArrayColumn(pixels_NHWC), labels_of(split))
+    pixels = decode_images({name: images_of(split) for name, split in splits.items()}, ctx)
+    return {name: labelled_images(of.ids, pixels[name], labels_of(of)) for name, of in splits.items()}
 
 
 def normalization(images: Column, config: EncodedImageConfig) -> tuple[tuple[float, ...], tuple[float, ...]]:

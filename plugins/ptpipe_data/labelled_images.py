@@ -5,14 +5,17 @@ Shape legend: N images, C channels, H height, W width.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
+from ptpipe import Context
+from ptpipe_data.scratch_arrays import scratch_arrays
 from ptpipe_torch import ArrayColumn, Column, DatasetInfo, ImageInfo, Resizing, Split, Task
 
 _IMAGES, _LABELS = "images", "labels"
+_CHUNK_IMAGES = 64
 
 
 def labelled_images(ids: npt.NDArray[np.str_], images: Column, labels_N: npt.NDArray[np.int64]) -> Split:
@@ -28,6 +31,20 @@ def images_of(split: Split) -> Column:
 def labels_of(split: Split) -> npt.NDArray[np.int64]:
     """Return the number of each image's class, int64 (N,)."""
     return split.targets[_LABELS].values()
+
+
+def decode_images(columns: Mapping[str, Column], ctx: Context) -> dict[str, ArrayColumn]:
+    """Return the pixels of image files, uint8 (N, H, W, C), as arrays that are mapped from the scratch folder."""
+    decoded = {}
+    with scratch_arrays(ctx.scratch) as make_array:
+        for name, images in columns.items():
+            pixels_NHWC = make_array(name, (len(images), *images.take(np.arange(1)).shape[1:]))
+            for start in range(0, len(images), _CHUNK_IMAGES):
+                stop = min(start + _CHUNK_IMAGES, len(images))
+                pixels_NHWC[start:stop] = images.take(np.arange(start, stop))
+                ctx.progress(stop, len(images), "images")
+            decoded[name] = ArrayColumn(pixels_NHWC)
+    return decoded
 
 
 def image_info(

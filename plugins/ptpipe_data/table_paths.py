@@ -11,7 +11,7 @@ from ptpipe_torch.files import file_digest
 from ptpipe_torch.paths import find_path
 
 if TYPE_CHECKING:
-    from ptpipe_data.table_config import TableConfig
+    from ptpipe_data.table_config import TableFileConfig
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 JSON_SUFFIXES = (".jsonl", ".json")
@@ -35,6 +35,6 @@ def refuse_utf16(file: Path) -> None:
         raise StageError(f"{file} can't be read: it is UTF-16 text; save it as UTF-8")
 
 
-def fingerprint(config: TableConfig) -> JSON:
+def fingerprint(config: TableFileConfig) -> JSON:
     """Return the digest of every file by its path as it is written."""
     return {path: file_digest(find_file(path)) for path in config.paths.values()}

@@ -20,12 +20,15 @@ STAGES = list(front.ptpipe_stages())
 
 def test_importing_and_keys_need_neither_torch_nor_numpy(tmp_path: Path) -> None:
     (tmp_path / "train-0.tar").write_bytes(b"")
+    (tmp_path / "photos.csv").write_text("image,age\n")
     code = (
         "import sys, ptpipe_data as front; "
         "front.load_mnist.fingerprint(front.MnistConfig()); front.load_cifar10.fingerprint(front.CatalogConfig()); "
         "front.load_image_folder.fingerprint(front.ImageFolderConfig(path='.')); "
+        "photos = {'path': sys.argv[1] + '/photos.csv', 'task': 'regression', 'targets': ['age']}; "
+        "front.load_image_table.fingerprint(front.ImageTableConfig(**photos)); "
         "front.load_shards.fingerprint(front.ShardsConfig(path=sys.argv[1])); "
-        "print([name for name in ('torch', 'numpy', 'PIL', 'sklearn', 'torchvision') if name in sys.modules])"
+        "print([name for name in ('torch', 'numpy', 'PIL', 'pyarrow', 'sklearn', 'torchvision') if name in sys.modules])"
     )
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", code, str(tmp_path)], capture_output=True, text=True, check=True
@@ -40,6 +43,7 @@ def test_kinds() -> None:
         "data.digits",
         "data.fashion_mnist",
         "data.image_folder",
+        "data.image_table",
         "data.mnist",
         "data.python",
         "data.segmentation_folder",
