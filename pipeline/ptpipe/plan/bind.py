@@ -13,7 +13,7 @@ from ptpipe.config import StageConfig, options_as_json
 from ptpipe.errors import MAX_PROBLEMS, ExitCode, Location, ManifestError, Problem, Severity, nearest
 from ptpipe.manifest.manifest import Manifest, StageEntry
 from ptpipe.plan.frames import describe_error
-from ptpipe.plan.hints import kind_hint, same_name_hint
+from ptpipe.plan.hints import beside_manifest_hint, kind_hint, same_name_hint
 from ptpipe.plan.options import changed_option, config_problems
 from ptpipe.plan.rules import hook_warnings, problems_of_sound_stages
 from ptpipe.plan.source_functions import functions_above, missing_files
@@ -119,6 +119,8 @@ class Plan:
         `suggestion`: what to write instead. `severity`: "warning" does not stop the run.
         """
         path = ("stages", stage_id, *(("with", *option) if option else ()))
+        if stage_id in self._by_id:  # else it is one that is wrong in itself
+            message += beside_manifest_hint(self.manifest.path, self[stage_id].options, message)
         return Problem(f"{stage_id}: {message}", self.manifest.locate(*path), suggestion, severity=severity)
 
     def plugin_problem(self, stage_id: str, what: str, error: Exception) -> Problem:

@@ -1,13 +1,15 @@
-"""What a wrong word may have meant: by its parts, by its letters, by what help texts say; and a class of one name."""
+"""What a wrong word may have meant: by its parts, letters and help texts; and what goes by the same name elsewhere."""
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from ptpipe.artifact import JSON
 from ptpipe.errors import nearest
 from ptpipe.plan.vocabulary import FILE_PREFIX
 from ptpipe.stage import Stage
@@ -84,6 +86,24 @@ def same_name_hint(wanted: type, given: Iterable[type]) -> str:
         return ""
     places = f"{_module_in_words(other)} and of {_module_in_words(wanted)}"
     return f"; there are two classes {wanted.__name__}, of {places}: define it in one module that both import"
+
+
+def beside_manifest_hint(manifest: Path, options: Mapping[str, JSON], message: str) -> str:
+    """Return what to add to a message about a missing file that lies beside the manifest; else nothing.
+
+    `manifest`: its path. `options`: of the stage; one of them is the file. `message`: names it by its absolute path, as
+    options are relative to the working directory.
+    """
+    for value in (text for option in options.values() for text in (option if isinstance(option, list) else [option])):
+        if isinstance(value, str) and f"{(wanted := Path(value).absolute())} " in f"{message} ":
+            there = manifest.parent / value
+            if not _exists(wanted) and _exists(there):
+                return f"; it lies beside the manifest: run ptpipe in {manifest.parent}, or write {there}"
+    return ""
+
+
+def _exists(path: Path) -> bool:
+    return os.path.exists(path)  # noqa: PTH110 - `Path.exists` raises for what can be no file's name
 
 
 def _module_in_words(type_: type) -> str:

@@ -420,3 +420,8 @@ def test_the_plan_of_a_stage_has_what_it_needs_and_no_more(project):
     assert part["three"] is whole["three"]
     assert [stage.id for stage in whole.subplan("four").stages] == ["one", "other", "two", "three", "four"]
     assert [stage.id for stage in whole.subplan("other").stages] == ["other"]
+
+
+def test_a_problem_of_a_stage_that_is_not_bound(project):
+    project.write("one: {uses: toy.make}")
+    assert project.plan().problem("two", "is gone").message == "two: is gone"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import Field
 
 from ptpipe import Context, StageConfig, stage
-from ptpipe.plan.hints import kind_hint, option_hint, same_name_hint
+from ptpipe.plan.hints import beside_manifest_hint, kind_hint, option_hint, same_name_hint
 
 from ..toy import Number
 
@@ -80,3 +81,39 @@ def test_a_class_of_the_same_name_is_explained():
     places = f"module {__name__} and of module {Number.__module__}"
     expected = f"; there are two classes Number, of {places}: define it in one module that both import"
     assert same_name_hint(Number, [str, other]) == expected
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("data/t.csv", "{wanted} does not exist"),
+        ("../data/t.csv", "{wanted} and /x/t.csv do not exist"),
+        ("data/t.csv", "there is no file {wanted}"),
+        (["here.csv", "data/t.csv"], "{wanted} does not exist"),
+    ],
+)
+def test_a_missing_file_that_lies_beside_the_manifest(tmp_path: Path, monkeypatch, path, says: str) -> None:
+    for folder in ("manifests/data", "data", "work/here"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "t.csv").touch()
+    monkeypatch.chdir(tmp_path / "work" / "here")
+    file, folder = path[-1] if isinstance(path, list) else path, "../../manifests"
+    message = says.format(wanted=Path(file).absolute())
+    hint = f"; it lies beside the manifest: run ptpipe in {folder}, or write {folder}/{file}"
+    assert beside_manifest_hint(Path(folder, "m.yaml"), {"rows": 3, "path": path}, message) == hint
+
+
+def test_other_messages_name_nothing_beside_the_manifest(tmp_path: Path, monkeypatch) -> None:
+    for place in (tmp_path, tmp_path / "work"):
+        place.mkdir(exist_ok=True)
+        (place / "t.csv").touch()
+    (tmp_path / "t").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    for options, message in (
+        ({"path": "t.csv"}, f"{tmp_path}/work/t.csv has no rows"),
+        ({"path": "t.csv", "text": "t"}, f"{tmp_path}/work/t.csv does not exist"),
+        ({"path": "u.csv"}, f"{tmp_path}/work/u.csv does not exist"),
+        ({"path": "x" * 5000}, f"{tmp_path}/work/{'x' * 5000} does not exist"),
+        ({"path": "a\0b"}, f"{tmp_path}/work/a\0b does not exist"),
+    ):
+        assert not beside_manifest_hint(tmp_path / "m.yaml", options, message), message

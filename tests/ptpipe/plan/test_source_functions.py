@@ -220,6 +220,15 @@ def test_a_missing_file_is_found_before_any_stage(place):
     assert problem.location.line == 6 and problem.location.column > 30
 
 
+def test_a_file_that_lies_beside_the_manifest_alone(place, monkeypatch):
+    (place.folder / "elsewhere").mkdir()
+    monkeypatch.chdir(place.folder / "elsewhere")
+    with pytest.raises(
+        ManifestError, match=r"two: there is no file .*; it lies beside the manifest: .* or write \.\./o"
+    ):
+        load_plan("../m.yaml")
+
+
 def test_an_edit_while_the_stage_runs_fails_it(place):
     write = "Path(__file__).write_text(Path(__file__).read_text() + 'B = 1\\n')"
     place.edit("code/mine.py", "    return A", f"    from pathlib import Path\n    {write}\n    return A")
