@@ -20,7 +20,7 @@ from ptpipe_data.classes import classification, refuse_single_class, report_abse
 from ptpipe_data.config import ClassesConfig
 from ptpipe_data.duplicates import report_shared
 from ptpipe_data.masks import count_classes
-from ptpipe_data.padded_tokens import tokens_info, without_padding
+from ptpipe_data.padded_tokens import describing_tokens, tokens_info, without_padding
 from ptpipe_data.paths import id_prefixes
 from ptpipe_data.splitting import draw_missing_splits
 from ptpipe_data.tasks import regression
@@ -103,6 +103,12 @@ def _with_tokens(
         if own not in columns.inputs:
             raise StageError(f"tokens: {own!r} is not among the inputs {', '.join(columns.inputs)}")
     splits = {name: without_padding(sources[name].name, split, tokens) for name, split in found.items()}
+    for own in describing_tokens(found["train"], splits["train"], tokens):
+        ctx.notice(
+            f"{sources['train'].name}: {own} has one value at all padding of {', '.join(tokens)} and is not in "
+            "`tokens`, so its batches are not cut to the same length: name it there, too, if it describes the tokens, "
+            "as a mask"
+        )
     first = np.zeros(1, dtype=np.int64)
     lengths = {own: max(split.inputs[own].take(first).shape[1] for split in found.values()) for own in tokens}
     for own, length in lengths.items():

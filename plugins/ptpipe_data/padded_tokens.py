@@ -45,6 +45,24 @@ def without_padding(name: str, split: Split, tokens: Mapping[str, TokensConfig])
     return replace(split, inputs={**split.inputs, **columns})
 
 
+def describing_tokens(split: Split, without: Split, tokens: Mapping[str, TokensConfig]) -> list[str]:
+    """Return the inputs, not among `tokens`, that have a place for each token and one value at all padding.
+
+    `split`: all arrays as they are. `without`: what `without_padding` made of it.
+    """
+    if not tokens:
+        return []
+    name = next(iter(tokens))
+    shape_NL, lengths_N = split.inputs[name].values().shape, _ragged(without, name).lengths
+    is_padding_NL = np.arange(shape_NL[1]) >= lengths_N[:, None]
+    others = {own: of.values() for own, of in split.inputs.items() if own not in tokens}
+    return [
+        own
+        for own, array in others.items()
+        if array.shape == shape_NL and array.dtype.kind in "biu" and len(np.unique(array[is_padding_NL])) == 1
+    ]
+
+
 def tokens_info(name: str, splits: Mapping[str, Split], config: TokensConfig, max_length: int) -> TokensInfo:
     """Return the facts about the input `name` of all splits."""
     largest = max(int(_ragged(split, name).values_V.max()) for split in splits.values())

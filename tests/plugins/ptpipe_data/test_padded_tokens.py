@@ -96,6 +96,27 @@ def test_rows_without_padding_are_reported(load: Any, events: Any) -> None:
     ]
 
 
+@pytest.mark.parametrize("dtype", [np.uint8, np.int64, np.bool_])
+def test_a_mask_that_is_not_among_the_tokens_is_reported(load: Any, events: Any, dtype: Any) -> None:
+    content = texts()
+    content |= {"mask": content["mask"].astype(dtype), "other": content["ids"] * 3 % 7, "wide": np.ones((40, 10), int)}
+    content["scores"] = content["mask"].astype(np.float32)
+    inputs = ("ids", "mask", "other", "wide", "scores")
+    content["other"][:, -1] = np.arange(40)
+    data = load(content, inputs=inputs, tokens={"ids": {"padding_id": PADDING}})
+    assert data.info.inputs["mask"].spec("mask").shape == ("batch", 9)
+    assert [notice.partition(".npz: ")[2] for notice in events.notices] == [
+        "mask has one value at all padding of ids and is not in `tokens`, so its batches are not cut to the same "
+        "length: name it there, too, if it describes the tokens, as a mask"
+    ]
+
+
+def test_nothing_is_reported_where_no_row_is_padded(load: Any, events: Any) -> None:
+    content = {name: array[:, :2] if array.ndim == 2 else array for name, array in texts().items()}
+    load(content, tokens={"ids": {"padding_id": PADDING}})
+    assert not any("`tokens`" in notice for notice in events.notices)
+
+
 @pytest.mark.parametrize(
     ("changes", "options", "message"),
     [
