@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
 from ptpipe import JSON, Artifact, StageError
-from ptpipe_torch.data.column import Column, SubsetColumn
+from ptpipe_torch.data.column import ArrayColumn, Column, SubsetColumn
 from ptpipe_torch.data.dataset_info import DatasetInfo
 from ptpipe_torch.data.order import batched_by_length, block_order, epoch_order
 from ptpipe_torch.data.raw_form import NORMALIZED, InputForm
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 SPLITS = ("train", "val", "test", "calibration")
 LOADING_OPTIONS = ("num_workers", "pin_memory", "prefetch_factor", "persistent_workers")
 """Options that change no bit of a batch: they are not stored with a data set."""
+_PART_ROWS = 1024
 _DISJOINT = (("test", "train"), ("test", "val"), ("test", "calibration"), ("val", "train"))
 
 
@@ -311,9 +313,38 @@ def _check_split(name: str, split: Split, info: DatasetInfo) -> None:
     assert split.targets.keys() == info.targets.keys(), f"split {name} has the targets {tuple(split.targets)}"
     sizes = {"ids": len(split), **{column: len(values) for column, values in split.columns.items()}}
     assert len(set(sizes.values())) == 1, f"split {name} has columns of different lengths: {sizes}"
+
+    def check_values(columns: Mapping[str, Column]) -> None:
+        for column, values in columns.items():
+            info.columns[column].check_values(f"split {name}: {column}", values)
+
     for column, values in split.columns.items():
-        info.columns[column].check_values(f"split {name}: {column}", values)
-    info.task.check_targets(name, split.targets)
+        _check_rows(check_values, {column: values}, split.ids)
+    _check_rows(partial(info.task.check_targets, name), split.targets, split.ids)
+
+
+def _check_rows(
+    check: Callable[[Mapping[str, Column]], None], columns: Mapping[str, Column], ids: npt.NDArray[np.str_]
+) -> None:
+    """Check columns, whose error gets the id of the first sample that is refused alone, if one is."""
+    import numpy as np
+
+    def is_refused(rows_B: npt.NDArray[np.int64]) -> bool:
+        try:
+            check({name: ArrayColumn(column.take(rows_B)) for name, column in columns.items()})
+        except StageError:
+            return True
+        return False
+
+    try:
+        check(columns)
+    except StageError as error:
+        rows_N = np.arange(len(ids))
+        parts = (rows_N[start : start + _PART_ROWS] for start in range(0, len(ids), _PART_ROWS))
+        rows = (row for part in parts if is_refused(part) for row in part.tolist() if is_refused(rows_N[row : row + 1]))
+        if (row := next(rows, None)) is None:
+            raise
+        raise StageError(f"sample {ids[row]}: {error}") from None
 
 
 def _refuse_overlap(splits: Mapping[str, Split]) -> None:

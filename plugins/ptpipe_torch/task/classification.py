@@ -160,11 +160,10 @@ class Classification(ClassTask):
 
     def check_targets(self, split: str, targets: Mapping[str, Column]) -> None:
         labels_N = targets["labels"].values()
-        for label in (labels_N.min(initial=0), labels_N.max(initial=0)):
-            if not 0 <= label < self.num_classes:
-                raise StageError(
-                    f"split {split} has the label {label}; classes are numbered 0 to {self.num_classes - 1}"
-                )
+        wrong_N = (labels_N < 0) | (labels_N >= self.num_classes)
+        if wrong_N.any():
+            label = labels_N[wrong_N.argmax()]
+            raise StageError(f"split {split} has the label {label}; classes are numbered 0 to {self.num_classes - 1}")
 
     def trivial_answer(self, targets: Mapping[str, Column]) -> tuple[str, float] | None:
         """The most frequent class; None where its accuracy is not what is wanted."""

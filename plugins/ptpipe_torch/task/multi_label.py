@@ -144,5 +144,5 @@ class MultiLabel(Task):
 
         wrong_NK = ~np.isin(targets[_TARGET].values(), (0, 1))
         if wrong_NK.any():
-            row, number = np.argwhere(wrong_NK)[0]
-            raise StageError(f"split {split} has a {self.label_names[number]} other than 0 and 1, in sample {row}")
+            number = np.argwhere(wrong_NK)[0][1]
+            raise StageError(f"split {split} has a {self.label_names[number]} other than 0 and 1")

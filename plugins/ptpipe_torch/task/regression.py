@@ -233,8 +233,8 @@ class Regression(Task):
 
         finite = np.isfinite(targets[_TARGET].values())
         if not finite.all():
-            row, number = np.argwhere(~finite)[0][:2]
-            raise StageError(f"split {split} has a {self.target_names[number]} that is not finite, in sample {row}")
+            number = np.argwhere(~finite)[0][1]
+            raise StageError(f"split {split} has a {self.target_names[number]} that is not finite")
 
     def trivial_answer(self, targets: Mapping[str, Column]) -> tuple[str, float] | None:
         """The mean, whose R2 is 0."""

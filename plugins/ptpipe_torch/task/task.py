@@ -208,7 +208,10 @@ class Task(Facts, ABC):
         return []
 
     def check_targets(self, split: str, targets: Mapping[str, Column]) -> None:  # any value may be right
-        """Raise StageError where one of `targets`, columns of `split`, has a value that it can't have."""
+        """Raise StageError where one of `targets`, columns of `split`, has a value that it can't have.
+
+        `Data` puts the first such sample's id in front: it finds it by checking columns of fewer samples.
+        """
 
     def trivial_answer(self, targets: Mapping[str, Column]) -> tuple[str, float] | None:
         """Return the best answer that looks at no input, in words, and its primary metric; by default None: unknown.

@@ -28,9 +28,12 @@ from ptpipe_torch import (
     ImageFileColumn,
     ImageInfo,
     LoaderOptions,
+    MultiLabel,
     RaggedColumn,
+    Regression,
     Signature,
     Split,
+    Task,
     TokenClassification,
     TokensInfo,
     Unlabeled,
@@ -98,8 +101,24 @@ class TestConstruction:
         split = make_split()
         labels_N = labels_of(split)
         labels_N[4] = label
-        with pytest.raises(StageError, match=f"split train has the label {label}; classes are numbered 0 to 2"):
+        message = rf"^sample {split.ids[4]}: split train has the label {label}; classes are numbered 0 to 2$"
+        with pytest.raises(StageError, match=message):
             Data(info(), {"train": image_split(split.ids, labels_N, split.inputs["images"])})
+
+    @pytest.mark.parametrize(
+        ("task", "message"),
+        [
+            (MultiLabel(label_names=("wide", "dark")), "has a dark other than 0 and 1"),
+            (Regression(target_names=("size", "age"), mean=(0, 0), std=(1, 1)), "has a age that is not finite"),
+        ],
+    )
+    def test_targets_that_can_not_be(self, task: Task, message: str) -> None:
+        split, targets_NT = make_split(), np.zeros((NUM, 2), np.float32)
+        targets_NT[7:9, 1] = np.nan
+        (name,) = task.targets
+        wrong = Split(split.ids, split.inputs, {name: ArrayColumn(targets_NT)})
+        with pytest.raises(StageError, match=rf"^sample train/00007: split train {message}$"):
+            Data(replace(info(), task=task), {"train": wrong})
 
     def test_unknown_augmentation(self) -> None:
         with pytest.raises(StageError, match=re.escape("augment: 'filp' is not known (did you mean 'flip'?)")):
@@ -552,8 +571,19 @@ class TestTexts:
     ])  # fmt: skip
     def test_values_that_can_not_be(self, token: int, tag: int, message: str) -> None:
         tokens, tags = (RaggedColumn(np.array([0, value]), np.array([0, 2]), 0) for value in (token, tag))
-        with pytest.raises(StageError, match=message):
+        with pytest.raises(StageError, match=rf"^sample a: {message}$"):
             Data(self.make().info, {"train": Split(np.array(["a"]), {"tokens": tokens}, {"tags": tags})})
+
+    def test_the_first_sample_of_a_value_that_can_not_be_is_named(self) -> None:
+        ids, offsets_N = np.array([f"t/{row}" for row in range(3000)]), np.arange(3001)
+        columns = {name: RaggedColumn(np.zeros(3000, dtype=np.int64), offsets_N, 0) for name in ("tokens", "tags")}
+        columns["tags"].values_V[[2900, 2999]] = 11
+        split = Split(ids, {"tokens": columns["tokens"]}, {"tags": columns["tags"]})
+        with pytest.raises(StageError, match=r"^sample t/2900: split train has the target 11; "):
+            Data(self.make().info, {"train": split})
+        # Of texts that are stored together all values are looked at, also those of other splits.
+        with pytest.raises(StageError, match=r"^split train has the target 11; "):
+            Data(self.make().info, {"train": split.subset(np.arange(9))})
 
 
 def of_texts(tokenizer: str, size: int = 90, names: tuple[str, ...] = ("ham", "spam")) -> DatasetInfo:

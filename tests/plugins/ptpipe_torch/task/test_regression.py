@@ -213,7 +213,7 @@ def test_targets_that_are_not_finite_are_refused(value: float) -> None:
     task.check_targets("val", {"targets": ArrayColumn(targets_NT)})
     task.check_targets("val", {"targets": ArrayColumn(targets_NT[:0])})
     targets_NT[41, 1] = targets_NT[70, 0] = value
-    with pytest.raises(StageError, match=r"^split val has a weight that is not finite, in sample 41$"):
+    with pytest.raises(StageError, match=r"^split val has a weight that is not finite$"):
         task.check_targets("val", {"targets": ArrayColumn(targets_NT)})
 
 
@@ -308,7 +308,7 @@ def test_maps_are_mirrored_and_nothing_else() -> None:
 def test_maps_that_are_not_finite_are_refused() -> None:
     _, targets = maps_of(17)
     targets[8, 2, 4, 1] = np.inf
-    with pytest.raises(StageError, match=r"^split test has a age that is not finite, in sample 8$"):
+    with pytest.raises(StageError, match=r"^split test has a age that is not finite$"):
         task_of(positions=MAPS).check_targets("test", {"targets": ArrayColumn(targets)})
 
 
