@@ -20,6 +20,7 @@ from ptpipe_data.classes import classification, refuse_single_class, report_abse
 from ptpipe_data.config import ClassesConfig
 from ptpipe_data.duplicates import report_shared
 from ptpipe_data.masks import count_classes
+from ptpipe_data.named_labels import numbered, refuse_unseen
 from ptpipe_data.padded_tokens import describing_tokens, tokens_info, without_padding
 from ptpipe_data.paths import id_prefixes
 from ptpipe_data.splitting import draw_missing_splits
@@ -75,12 +76,16 @@ class Columns:
 
 def data_of(sources: Mapping[str, Source], columns: Columns, ctx: Context, name: str) -> Data:
     """Return the data set `name` of these splits; `train` must be among them, others may be."""
+    are_names_given = columns.config.names is not None
+    sources, columns = numbered(sources, columns)
     config = columns.config
     found = {split: source.split(columns) for split, source in sources.items()}
     found, infos = _with_tokens(sources, found, columns, ctx)
     for split, of in found.items():
         _check_like_train(sources[split].name, of, sources["train"].name, found["train"])
     splits = draw_missing_splits(found, config, ctx.seed, test_fraction=_TEST_FRACTION)
+    if config.names is not None and not are_names_given:
+        refuse_unseen(splits, config.names)
     task = _task(config, found, splits["train"], ctx)
     for own in columns.inputs:
         if own in task.targets or own in [spec.name for spec in task.outputs]:
@@ -142,7 +147,9 @@ class Source:
         try:
             return cls(str(path), _opened(path), prefix)
         except Exception as error:  # NumPy parses headers with Python's own parser, zip files raise anything
-            raise StageError(f"{path} can't be read: {' '.join(str(error).split())[:300]}") from error
+            text = " ".join(str(error).split())[:300]
+            remedy = ": save numbers, or names as `array.astype(str)`" if "allow_pickle" in text else ""
+            raise StageError(f"{path} can't be read: {text}{remedy}") from error
 
     def split(self, columns: Columns) -> Split:
         """Return all samples, with ids `PREFIX/ROW`."""
@@ -219,7 +226,7 @@ def _target(source: Source, config: ArraysConfig | PythonDataConfig, array: npt.
     match config.task:
         case "classification":
             if array.shape not in ((len(array),), (len(array), 1)) or array.dtype.kind not in "biu":
-                raise StageError(f"{found}; a classification's target are integers or truth values (N,)")
+                raise StageError(f"{found}; a classification's target are integers, truth values or names (N,)")
             return array.reshape(len(array)).astype(np.int64)
         case "multi_label":
             if array.ndim != 2:

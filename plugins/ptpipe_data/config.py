@@ -199,7 +199,11 @@ class ArrayTaskConfig(TaskConfig):
         description="inputs of token ids, (N, length), padded on the right, and masks of them: a batch is padded to "
         "its longest row alone, and exported files take any length",
     )
-    names: ClassNames | None = Field(None, description="names of the classes, labels or targets; none: 0, 1, 2, ...")
+    names: ClassNames | None = Field(
+        None,
+        description="names of the classes, labels or targets, in the order of their numbers; none: 0, 1, 2, ..., or "
+        "the sorted names that the target has",
+    )
     ignore: Ignore = 255
     data_range: float | None = Field(
         None,
@@ -248,7 +252,7 @@ class ArraysConfig(PathsConfig, ArrayTaskConfig):
     )
     target: str | None = Field(None, description="the array to predict; of the task unlabeled, none")
     task: ArrayTask = Field(
-        description="classification: integers or truth values (N,), numbers of classes; multi_label: 0 or 1, "
+        description="classification: numbers of classes, truth values or names (N,); multi_label: 0 or 1, "
         "(N, labels); regression: numbers, (N,), (N, targets) or, for maps, images and signals, (N, targets, ...) as "
         "the network returns them; segmentation: integers (N, height, width), numbers of classes; unlabeled: no "
         "target, networks return anything"

@@ -36,7 +36,7 @@ class PythonDataConfig(ArrayTaskConfig):
     )
     target: str = Field("target", min_length=1, description="name of the target, where there are names")
     task: ArrayTask = Field(
-        description="classification: integers, numbers of classes; multi_label: 0 or 1 for each label; regression: "
+        description="classification: numbers of classes, or names; multi_label: 0 or 1 for each label; regression: "
         "numbers, also for each pixel or time step; segmentation: the number of a class for each pixel; unlabeled: "
         "there is no target, and networks return anything"
     )

@@ -119,12 +119,12 @@ class _Reader:
         if isinstance(dataset, TensorDataset):
             dataset = dataset.tensors
         if isinstance(dataset, Mapping):
-            return {str(name): self._array(value, name) for name, value in dataset.items()}
+            return {str(name): self._array(value, name, name) for name, value in dataset.items()}
         if self.target is None and _is_array(dataset):
             dataset = (dataset,)
         if isinstance(dataset, list | tuple) and len(dataset) >= self.min_values and all(map(_is_array, dataset)):
             self._refuse_listed_samples(dataset)
-            return {name: self._array(value, name) for name, value in self._named(dataset).items()}
+            return {name: self._array(value, name, name) for name, value in self._named(dataset).items()}
         if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")) or isinstance(dataset, str):
             kind = type(dataset).__name__
             raise StageError(
@@ -155,8 +155,10 @@ class _Reader:
                 item = self._item(dataset, number) if number else first
                 self._check_like_first(item, first, number)
                 for name, value in item.items():
-                    if value.dtype.kind in "iu" and not np.can_cast(value.dtype, arrays[name].dtype):
-                        arrays[name] = arrays[name].astype(value.dtype)  # item 0 had narrower integers
+                    if value.dtype.kind in "iuU" and not np.can_cast(value.dtype, arrays[name].dtype):
+                        arrays[name] = arrays[name].astype(
+                            value.dtype
+                        )  # item 0 had narrower integers, or a shorter name
                     arrays[name][number] = value
                 if number % _PROGRESS_EVERY == 0:
                     self.ctx.progress(number, num_items, "items")
@@ -176,7 +178,7 @@ class _Reader:
             raise StageError(
                 f"{self.where}: item {number} is a {type(item).__name__}, not a tuple of inputs and target, or a dict"
             )
-        return {str(name): self._array(value, f"{name} of item {number}") for name, value in values.items()}
+        return {str(name): self._array(value, name, f"{name} of item {number}") for name, value in values.items()}
 
     def _named(self, values: Sequence[Any]) -> dict[str, Any]:
         """Return the inputs and the target, if any, of a tuple by name."""
@@ -188,7 +190,7 @@ class _Reader:
             raise StageError(f"{self.where}: it has {num_inputs} inputs{beside}; inputs names {len(names)}")
         return dict(zip((*names, *targets), values, strict=True))
 
-    def _array(self, value: Any, what: object) -> npt.NDArray[Any]:
+    def _array(self, value: Any, name: object, what: object) -> npt.NDArray[Any]:
         if isinstance(value, torch.Tensor):
             value = value.detach().cpu()
             value = (value.float() if value.dtype == torch.bfloat16 else value).numpy()
@@ -196,9 +198,11 @@ class _Reader:
             array = np.asarray(value)
         except Exception as error:  # any class may offer itself as an array
             raise StageError(f"{self.where}: {what} is no array: {error}") from error
-        if array.dtype.kind not in "buif":
+        may_be_names = name == self.target and self.config.task == "classification"
+        if array.dtype.kind not in ("buifU" if may_be_names else "buif"):
             kind = f"an array of {array.dtype}" if isinstance(value, np.ndarray) else f"a {type(value).__name__}"
-            raise StageError(f"{self.where}: {what} is {kind}, not numbers")
+            remedy = ": take names as `array.astype(str)`" if may_be_names else ""
+            raise StageError(f"{self.where}: {what} is {kind}, not numbers{remedy}")
         return array
 
     def _check_like_first(self, item: Arrays, first: Arrays, number: int) -> None:
