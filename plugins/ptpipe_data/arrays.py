@@ -22,7 +22,7 @@ from ptpipe_data.duplicates import report_shared
 from ptpipe_data.masks import count_classes
 from ptpipe_data.named_labels import numbered, refuse_unseen
 from ptpipe_data.padded_tokens import describing_tokens, tokens_info, without_padding
-from ptpipe_data.paths import id_prefixes
+from ptpipe_data.paths import dataset_name, id_prefixes
 from ptpipe_data.splitting import draw_missing_splits
 from ptpipe_data.tasks import regression
 from ptpipe_torch import (
@@ -60,7 +60,7 @@ def load_arrays(config: ArraysConfig, ctx: Context) -> Data:
     paths = {split: find_arrays(path) for split, path in config.paths.items()}
     prefixes = id_prefixes(paths, config.paths)
     sources = {split: Source.read(path, prefixes[split]) for split, path in paths.items()}
-    return data_of(sources, Columns(config, config.inputs, config.target), ctx, paths["train"].stem)
+    return data_of(sources, Columns(config, config.inputs, config.target), ctx, dataset_name(paths["train"]))
 
 
 @dataclass(frozen=True)

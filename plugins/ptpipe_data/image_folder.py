@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ptpipe import JSON, Context, StageError
 from ptpipe_data.image_files import SUFFIXES, check_headers, list_files, suffix_of, walk
-from ptpipe_data.paths import split_folders
+from ptpipe_data.paths import dataset_name, split_folders
 from ptpipe_torch.paths import change_stamp, find_path
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def load_image_folder(config: ImageFolderConfig, ctx: Context) -> Data:
         _refuse_untrained(splits, config, classes)
         report_shared_files(root, splits, ctx)
         task = classification(classes, config.classes, labels_of(splits["train"]))
-    info = image_info(root.name, task, images, *normalization(images, config), resizing=config.resizing)
+    info = image_info(dataset_name(root), task, images, *normalization(images, config), resizing=config.resizing)
     return Data(info, splits, config.loader_options())
 
 

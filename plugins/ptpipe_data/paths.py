@@ -34,6 +34,12 @@ def split_folders(root: Path) -> dict[str, str]:
     return found
 
 
+def dataset_name(path: Path) -> str:
+    """Return what the data set in a file or folder is called: by the folder around it where it is called as a split."""
+    name = path.name if path.is_dir() else path.stem
+    return path.parent.name or name if _split_called(name) else name
+
+
 def _split_called(folder: str) -> str | None:
     """Return the split that a folder's name means, whatever its case."""
     return next((split for split, others in _OTHER_NAMES.items() if folder.lower() in (split, *others)), None)

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from ptpipe import Context, StageError, nearest
 from ptpipe_data.arrays import Columns, Source, data_of
+from ptpipe_data.paths import dataset_name
 from ptpipe_torch import Data, FunctionRef
 from ptpipe_torch.model.example_inputs import zeros
 from ptpipe_torch.paths import find_path
@@ -53,7 +54,7 @@ def load_data(config: PythonDataConfig, ctx: Context) -> Data:
             raise StageError(f"{option}: {readers['train'].where} has no {name!r} ({hint})")
     inputs = config.inputs or tuple(name for name in arrays["train"] if name != target)
     sources = {name: Source(readers[name].where, of, name) for name, of in arrays.items()}
-    data = data_of(sources, Columns(config, inputs, target), ctx, file.stem)
+    data = data_of(sources, Columns(config, inputs, target), ctx, dataset_name(file))
     return data if config.loss_function is None and config.metric_function is None else _with_functions(data, config)
 
 

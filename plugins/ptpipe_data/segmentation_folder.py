@@ -20,7 +20,7 @@ from ptpipe_data.classes import balanced_weights
 from ptpipe_data.image_files import check_headers, list_files
 from ptpipe_data.image_folder import IMAGENET, find_root
 from ptpipe_data.masks import count_classes
-from ptpipe_data.paths import split_folders
+from ptpipe_data.paths import dataset_name, split_folders
 from ptpipe_data.scratch_arrays import MakeArray, scratch_arrays
 from ptpipe_data.splitting import draw_missing_splits
 from ptpipe_torch import ArrayColumn, Data, DatasetInfo, ImageInfo, Resizing, Segmentation, Split
@@ -56,7 +56,7 @@ def load_segmentation_folder(config: SegmentationFolderConfig, ctx: Context) -> 
     )
     resizing = Resizing() if config.image_size else None
     images = ImageInfo(shape_CHW=(3, *shape_HW), mean=mean, std=std, resizing=resizing)
-    info = DatasetInfo(root.name, {_IMAGES: images}, task)
+    info = DatasetInfo(dataset_name(root), {_IMAGES: images}, task)
     return Data(info, splits, config.loader_options())
 
 

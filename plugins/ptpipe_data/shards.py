@@ -21,6 +21,7 @@ from ptpipe import Context, StageError, nearest
 from ptpipe_data.classes import classification, refuse_single_class, report_absent
 from ptpipe_data.image_folder import normalization
 from ptpipe_data.labelled_images import image_info, images_of, labelled_images, labels_of
+from ptpipe_data.paths import dataset_name
 from ptpipe_data.shard_scanner import Sample, ScannedShards, ShardScanner
 from ptpipe_data.shards_paths import DESCRIPTION, find_shards
 from ptpipe_data.splitting import draw_missing_splits, draw_splits
@@ -130,7 +131,9 @@ def _load_images(scanner: ShardScanner, shards: Mapping[str, Sequence[Path]], co
     refuse_single_class(scanner.root, names)
     report_absent(np.bincount(labels_N, minlength=len(names)), names, scanner.ctx)
     task = classification(names, config.classes, labels_N)
-    info = image_info(scanner.root.name, task, images, *normalization(images, config), resizing=config.resizing)
+    info = image_info(
+        dataset_name(scanner.root), task, images, *normalization(images, config), resizing=config.resizing
+    )
     return Data(info, splits, config.loader_options())
 
 

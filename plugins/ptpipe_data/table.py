@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from ptpipe import StageError
 from ptpipe_data.duplicates import report_shared
+from ptpipe_data.paths import dataset_name
 from ptpipe_data.splitting import draw_missing_splits
 from ptpipe_data.table_columns import CategoriesInfo, NumbersInfo
 from ptpipe_data.table_file import TableFile, is_text, read_files
@@ -51,7 +52,7 @@ def load_table(config: TableConfig, ctx: Context) -> Data:
     if categorical:
         columns[_CATEGORIES] = _categories(reader, categorical, fills=fills)
     task, target = reader.task(config, config.targets)
-    info = DatasetInfo(files["train"].path.stem, {name: column for name, (column, _) in columns.items()}, task)
+    info = DatasetInfo(dataset_name(files["train"].path), {name: column for name, (column, _) in columns.items()}, task)
     splits = {}
     for name, split in drawn.items():
         source, rows_N = source_of(name, config, files), rows_of(split)

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from ptpipe import Context, StageError
 from ptpipe_data.duplicates import report_shared
+from ptpipe_data.paths import dataset_name
 from ptpipe_data.splitting import draw_missing_splits
 from ptpipe_data.table_file import TableFile
 from ptpipe_data.table_targets import TableReader, row_groups, row_splits, rows_of, source_of
@@ -72,7 +73,7 @@ def load_text(config: TextConfig, ctx: Context) -> Data:
     task, splits = reader.read(texts)
     report_shared(splits, ctx, may_repeat=False)
     source = find_source(config.path)
-    info = DatasetInfo(source.name if source.is_dir() else source.stem, {_TOKENS: tokens}, task)
+    info = DatasetInfo(dataset_name(source), {_TOKENS: tokens}, task)
     return Data(info, splits, config.loader_options(), {"tokenizer.json": tokenizer_json.encode()})
 
 

@@ -181,6 +181,11 @@ def test_files_of_their_own_for_val_and_test(tmp_path: Path, load: Load) -> None
     assert data.splits["test"].ids[0] == f"{tmp_path}/test/all.npz/0"
 
 
+def test_a_file_called_train_has_the_name_of_its_folder(tmp_path: Path, load: Load) -> None:
+    (tmp_path / "signals").mkdir()
+    assert load(write(tmp_path / "signals" / "train.npz", arrays())).info.name == "signals"
+
+
 def test_the_fingerprint_is_that_of_the_content(tmp_path: Path) -> None:
     path = write(tmp_path / "all", arrays())
     before = fingerprint(options(path))

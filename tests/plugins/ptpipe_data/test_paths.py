@@ -9,7 +9,7 @@ import pytest
 
 import ptpipe_data as front
 from ptpipe import StageError
-from ptpipe_data.paths import id_prefixes, split_folders
+from ptpipe_data.paths import dataset_name, id_prefixes, split_folders
 
 
 @pytest.fixture
@@ -101,3 +101,23 @@ def test_ids_of_files_of_one_name_begin_with_their_paths_as_written(tmp_path: Pa
     paths = {split: tmp_path / path for split, path in written.items()}
     assert id_prefixes(paths, written) == written
     assert id_prefixes(paths | {"test": tmp_path / "e.csv"}, written) == {"train": "d.csv", "test": "e.csv"}
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("photos", "photos"),
+        ("photos/train", "photos"),
+        ("photos/train.csv", "photos"),
+        ("photos/Test.parquet", "photos"),
+        ("photos/v1.train", "v1"),
+        ("photos/trains.csv", "trains"),
+        ("photos.v2", "photos.v2"),
+        ("/train", "train"),
+    ],
+)
+def test_a_data_set_is_called_as_its_file_or_as_the_folder_around_a_split(tmp_path: Path, path: str, name: str) -> None:
+    found = tmp_path / path  # "/train": that of the root
+    if path in ("photos", "photos/train", "photos.v2"):
+        found.mkdir(parents=True)
+    assert dataset_name(found) == name
