@@ -81,6 +81,8 @@ def choose_features(config: TableConfig, file: TableFile) -> tuple[tuple[str, ..
     if not names:
         named = ", ".join((*config.targets, *config.exclude))
         raise StageError(f"{file.path} has no column beside {named}: nothing to learn from")
+    option = "leave them out of `features`" if config.features else "name them in `exclude`"
+    file.refuse_other_types([name for name in names if name not in config.categorical], option)
     text = {name for name in names if is_text(file.column(name).type)} | set(config.categorical)
     for name in names:
         if name in text and name not in config.categorical:

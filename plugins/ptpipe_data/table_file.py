@@ -95,7 +95,7 @@ class TableFile:
             raise self.error(name, row, "which is no number")
         values_N: npt.NDArray[np.float64] = compute.cast(column, pa.float64(), safe=False).to_numpy()
         if not allow_missing:
-            self._refuse_missing(name, hint)
+            self._refuse_missing(name, np.isnan(values_N), hint)
         for wrong_N, problem in (
             (np.isinf(values_N), "which is infinite"),
             (np.abs(values_N) > _LARGEST, "which is more than float32 holds"),
@@ -126,7 +126,7 @@ class TableFile:
         if types.is_nested(column.type):
             raise self.error(name, 0, "which is no text")
         if not allow_missing:
-            self._refuse_missing(name, hint)
+            self._refuse_missing(name, compute.is_null(column).to_numpy(), hint)
         values: list[str | None] = compute.cast(column, pa.string()).to_pylist()
         return values
 
@@ -149,6 +149,28 @@ class TableFile:
         missing_N: npt.NDArray[np.bool_] = compute.is_null(self._without_nan(name)).to_numpy()
         return missing_N
 
+    def refuse_other_types(self, names: Sequence[str], hint: str) -> None:
+        """Raise StageError that names them all where several of these columns hold neither numbers nor text.
+
+        `hint`: what else to do about them than to turn them into numbers.
+        """
+        kinds = {
+            "dates or times": (types.is_temporal,),
+            "no values": (types.is_null,),
+            "lists or objects": (types.is_nested,),
+            "bytes": _IS_BINARY,
+        }
+        found = {
+            name: kind
+            for name in names
+            for kind, of_kind in kinds.items()
+            if any(of(self.content.column(name).type) for of in of_kind)
+        }
+        if len(found) > 1:  # of a single one the reader says more
+            named = ", ".join(f"{name!r} has {kind}" for name, kind in found.items())
+            remedy = f"turn them into numbers, or {hint}: {dumps([*found])}"
+            raise StageError(f"{self.path}: columns that are no inputs as they are: {named}; {remedy}")
+
     def refuse_mistyped_numbers(self, name: str) -> None:
         """Raise StageError for a column of text that is mostly numbers, at the first value that is none."""
         texts = {row: text for row, text in enumerate(self.texts_or_none(name, allow_missing=True)) if text is not None}
@@ -167,9 +189,8 @@ class TableFile:
         found = "" if value is None or value != value else f"{text}, "
         return StageError(f"{self.path}, row {self.row_name(row)}, column {name!r}: {found}{problem}")
 
-    def _refuse_missing(self, name: str, hint: str) -> None:
+    def _refuse_missing(self, name: str, missing_N: npt.NDArray[np.bool_], hint: str) -> None:
         """Raise StageError where a value is missing. `hint`: as for `numbers`."""
-        missing_N = self.is_missing(name)
         if num := int(missing_N.sum()):
             count = f" ({num:,} of {len(missing_N):,} rows have none)" if num > 1 else ""
             raise self.error(name, int(missing_N.argmax()), f"a missing value; remove the row{hint}{count}")

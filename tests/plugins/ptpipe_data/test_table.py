@@ -649,6 +649,27 @@ def test_more_than_a_thousand_classes_are_refused(tmp_path: Path, load: Load) ->
     assert len(class_names_of(load(path, **CLASSIFICATION).info)) == 1000
 
 
+def test_columns_of_other_types_are_named_together(tmp_path: Path, load: Load) -> None:
+    days = [datetime.date(2020, 1, day) for day in range(1, 4)]
+    columns = {"born": days, "size": [1, 2, 3], "no te": [None] * 3, "tags": [["a"], [], ["b"]], "seen": days}
+    path = write(tmp_path / "t.parquet", {**columns, "y": [1, 2, 4]})
+    found = (
+        f"{path}: columns that are no inputs as they are: 'born' has dates or times, 'no te' has no values, 'tags' has "
+        "lists or objects"
+    )
+    with pytest.raises(StageError) as caught:
+        load(path)
+    left_out = ["born", "no te", "tags", "seen"]
+    more = ", 'seen' has dates or times; turn them into numbers, or name them in `exclude`: "
+    assert str(caught.value) == f"{found}{more}{json.dumps(left_out)}"
+    assert load(path, exclude=left_out).info.inputs["numbers"].names == ("size",)
+    with pytest.raises(StageError, match=r"numbers, or leave them out of `features`: .\"no te\", \"born\"\]$"):
+        load(path, features=("no te", "size", "born"))
+    assert load(path, features=("size", "seen", "born"), categorical=("born", "seen")).info.inputs["categories"].names
+    with pytest.raises(StageError, match=r"row 1, column 'tags': "):
+        load(path, features=("size", "tags"))
+
+
 # Older versions name the file twice, so that the end of the message is cut off.
 NOT_PARQUET = "not a parquet file" if PYARROW >= 25 else "Is this a 'parquet' file"
 BAD_FILES = {
