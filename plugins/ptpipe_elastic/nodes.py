@@ -53,7 +53,7 @@ _LOCK_PROBE_S = 2.0
 """How long the lock may be held by nodes that only test whether node 0 is alive."""
 WAIT_FOR_LEADER_S = 600.0
 WAIT_WITHOUT_WORK_S = 20.0
-"""How long a node waits for node 0 where it finds every stage with several workers cached."""
+"""How long a node waits for a node 0 that ended before, where it finds every stage with several workers cached."""
 _MAX_BYTES = 1 << 20
 
 Digest = Annotated[str, Field(pattern=r"\A[0-9a-f]{64}\z")]
@@ -198,7 +198,7 @@ class Follower:
     fresh: tuple[str, ...] = ()
 
     def follow(self) -> ExitCode:
-        """Take part until node 0 ends; return its exit code. Where node 0 would not need this node: 0.
+        """Take part until node 0 ends, or where it ended before and would not need this node; return its exit code.
 
         Raises StageError if node 0 does not start, or disappears.
         """
@@ -226,9 +226,10 @@ class Follower:
                 raise StageError("node 0 disappeared; start all nodes again to resume from the last checkpoint")
             elif may_be_late and time.monotonic() > begin + WAIT_WITHOUT_WORK_S:
                 may_be_late = False  # node 0 may have come and gone, having found everything cached
-                if not self._has_work():
-                    self._log("ends: node 0 is not running, and every stage with several workers is cached")
-                    return ExitCode.DONE
+                earlier = _read(file, newer_than_ns=begin_ns - int(WAIT_FOR_LEADER_S * 1e9))
+                if earlier and earlier.state == "ended" and not self._has_work():
+                    self._log(f"is not needed and ends: node 0 ended before with exit code {earlier.exit_code}")
+                    return earlier.exit_code
             elif time.monotonic() > begin + WAIT_FOR_LEADER_S:
                 raise StageError(
                     f"node 0 did not start within {WAIT_FOR_LEADER_S:g} s; do both nodes have the same manifest, "

@@ -314,8 +314,9 @@ def test_a_node_0_that_never_comes_is_not_waited_for_for_ever(cluster: Cluster, 
     assert time.monotonic() - begin_s >= 0.5
 
 
-def test_a_node_that_is_not_needed_does_not_wait_for_a_node_0_that_has_ended(cluster: Cluster, monkeypatch) -> None:
-    """It found everything cached, and ended before this node began."""
+@pytest.fixture
+def are_cached(cluster: Cluster, monkeypatch) -> dict[str, bool]:
+    """Which stages are cached: all with several workers, unless a test changes it. Waiting is short."""
     monkeypatch.setattr("ptpipe_elastic.nodes.WAIT_WITHOUT_WORK_S", 0.1)
     monkeypatch.setattr("ptpipe_elastic.nodes.WAIT_FOR_LEADER_S", 1.0)
     are_cached = {"single": False, "one": True, "two": True, "fails": True}
@@ -325,12 +326,44 @@ def test_a_node_that_is_not_needed_does_not_wait_for_a_node_0_that_has_ended(clu
         return [SimpleNamespace(stage_id=id_, is_cached=are_cached[id_] and id_ not in fresh) for id_ in are_cached]
 
     monkeypatch.setattr("ptpipe_elastic.nodes.cache_status", cache_status)
+    return are_cached
+
+
+@pytest.mark.parametrize("code", [ExitCode.DONE, ExitCode.REFUSED])
+def test_a_node_that_is_not_needed_ends_as_the_node_0_that_has_ended(cluster: Cluster, are_cached, code) -> None:
+    """It found everything cached, and ended before this node began."""
+    leader = cluster.leader()
+    with leader.leading():
+        leader.end(code)
     following = cluster.follow()
-    assert following.end() is ExitCode.DONE, "what has one worker is node 0's own"
-    assert following.has_said("every stage with several workers is cached")()
-    assert isinstance(cluster.follow(fresh=("two",)).end(), StageError), "node 0 is to run it again"
+    assert following.end() is code, "what has one worker is node 0's own"
+    assert following.has_said(f"is not needed and ends: node 0 ended before with exit code {code}")()
+
+
+def test_a_node_that_is_needed_waits_for_the_next_node_0(cluster: Cluster, are_cached) -> None:
+    leader = cluster.leader()
+    with leader.leading():
+        leader.end(ExitCode.DONE)
+    to_run_again = cluster.follow(fresh=("two",))
+    assert isinstance(to_run_again.end(), StageError)
+    with leader.leading():
+        leader.end(ExitCode.DONE)
     are_cached["two"] = False
     assert isinstance(cluster.follow().end(), StageError)
+
+
+def test_a_node_that_is_not_needed_reports_no_success_of_a_node_0_that_it_has_not_seen(
+    cluster: Cluster, are_cached
+) -> None:
+    assert isinstance(cluster.follow().end(), StageError), "there never was one"
+    leader = cluster.leader()
+    with leader.leading():
+        pass
+    assert isinstance(cluster.follow().end(), StageError), "it was killed"
+    with leader.leading():
+        leader.end(ExitCode.DONE)
+    os.utime(cluster.file, (time.time() - 60,) * 2)
+    assert isinstance(cluster.follow().end(), StageError), "it was that of an earlier job"
 
 
 def test_a_node_0_that_works_long_is_waited_for(cluster: Cluster, monkeypatch) -> None:
