@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ptpipe import Context, Plan, PlannedStage, Problem, RunFinished, Section, Stage, hookimpl, stage
+from ptpipe import JSON, Context, Plan, PlannedStage, Problem, RunFinished, Section, Stage, hookimpl, stage
 from ptpipe_torch import Data, Model
 from ptpipe_train.config import TrainConfig
 from ptpipe_train.config_parallel import PIPELINED
@@ -69,6 +69,14 @@ def ptpipe_check(plan: Plan) -> Iterable[Problem]:
                     f"{mode} needs batches of one shape: set `padding: max_length` in {data.stage}, or use mode ddp"
                 )
                 yield plan.problem(planned.id, message, "parallel", "mode")
+
+
+@hookimpl
+def ptpipe_check_results(plan: Plan, summaries: Mapping[str, Mapping[str, Mapping[str, JSON]]]) -> Iterable[Problem]:
+    """Find what early stopping can't monitor in data sets that are stored."""
+    from ptpipe_train.early_stopping import early_stopping_problems
+
+    return early_stopping_problems(plan, summaries)
 
 
 def _teacher_problems(plan: Plan, planned: PlannedStage, config: TrainConfig) -> Iterable[Problem]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from ptpipe import JSON, Context, StageError, nearest
+from ptpipe import JSON, Context, StageError
 from ptpipe_torch import Data, Metric, Model, Task
 from ptpipe_torch.data.mixing import MixOptions
 from ptpipe_torch.distributed.worker_group import TIMEOUT_S, WorkerGroup, init_worker_group
@@ -33,6 +33,7 @@ from ptpipe_train.device import (
     resolve_device,
 )
 from ptpipe_train.distillation import TeacherModel, find_distillation
+from ptpipe_train.early_stopping import find_fault
 from ptpipe_train.ema import WeightAverage
 from ptpipe_train.evaluation import evaluate
 from ptpipe_train.loop import Loop
@@ -169,13 +170,9 @@ def _mixing(config: TrainConfig) -> MixOptions | None:
 
 def _monitored(rule: EarlyStopping, data: Data) -> Metric:
     """Return the metric of val that early stopping monitors. Raises StageError where there is none of that name."""
-    if not len(data.splits["val"]):
-        raise StageError(f"early_stopping needs a val split, and {data.info.name} has none")
     metrics = {f"val_{metric.name}": metric for metric in data.info.task.metrics}
-    if rule.metric not in metrics:
-        close = nearest(rule.metric, metrics)
-        hint = f"did you mean {close!r}?" if close else f"there are {', '.join(metrics)}"
-        raise StageError(f"early_stopping.metric: {data.info.name} has no metric {rule.metric!r} ({hint})")
+    if fault := find_fault(rule, data.info.name, len(data.splits["val"]), metrics):
+        raise StageError(fault)
     return metrics[rule.metric]
 
 

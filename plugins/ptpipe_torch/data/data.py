@@ -281,6 +281,7 @@ class Data(Artifact):
             **self.info.task.summary(),
             **sizes,
             "task": type(self.info.task).__name__,
+            "metrics": [metric.name for metric in self.info.task.metrics],
         }
 
 

@@ -443,6 +443,7 @@ class TestSeveralColumns:
             "num_test": 0,
             "num_calibration": 2,
             "task": "Classification",
+            "metrics": ["accuracy", "loss"],
         }
 
     def test_channels_last_is_for_images(self) -> None:
