@@ -187,7 +187,7 @@ def ptpipe_stages() -> Iterable[Stage[..., Any]]:
 
 @hookimpl
 def ptpipe_check(plan: Plan) -> Iterable[Problem]:
-    """Report baselines and candidates that are not compared, and latencies that are not measured."""
+    """Report baselines and candidates that are not compared, and latencies and qualities that are not measured."""
     from ptpipe_eval.checks import comparison_problems
     from ptpipe_eval.quality.resolution import zero_margin_warnings
 
@@ -196,10 +196,11 @@ def ptpipe_check(plan: Plan) -> Iterable[Problem]:
 
 @hookimpl
 def ptpipe_check_results(plan: Plan, summaries: Mapping[str, Mapping[str, Mapping[str, JSON]]]) -> Iterable[Problem]:
-    """Warn of gates that the samples are too few for."""
+    """Report gates on metrics that there are not, and warn of those that the samples are too few for."""
+    from ptpipe_eval.checks import metric_problems
     from ptpipe_eval.quality.resolution import margin_warnings
 
-    return margin_warnings(plan, summaries)
+    return [*metric_problems(plan, summaries), *margin_warnings(plan, summaries)]
 
 
 @hookimpl

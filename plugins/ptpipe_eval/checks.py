@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from ptpipe import nearest
-from ptpipe_eval.config import GateConfig, LatencyConfig, SelectConfig, TimingOptions
+from ptpipe import JSON, nearest
+from ptpipe_eval.config import DropTest, EvalLatencyConfig, GateConfig, LatencyConfig, SelectConfig, TimingOptions
 from ptpipe_eval.latency.latencies import cell_label
 from ptpipe_torch import Model
 
@@ -29,8 +29,28 @@ def comparison_problems(plan: Plan) -> Iterator[Problem]:
                 yield from _candidate_problems(plan, stage, stage.config, source)
                 yield from _baseline_alone_problems(plan, stage, stage.config, source)
                 yield from _latency_problems(plan, stage, stage.config, source)
+                if isinstance(stage.config, DropTest) and isinstance(source.config, EvalLatencyConfig):
+                    message = f"{source.id} (eval.latency) measures no quality: take a comparison of eval.compare"
+                    yield plan.problem(stage.id, message)
         elif stage.kind == "select.model":
             yield from _selection_problems(plan, stage)
+
+
+def metric_problems(plan: Plan, summaries: Mapping[str, Mapping[str, Mapping[str, JSON]]]) -> Iterator[Problem]:
+    """Yield gates on metrics that the task of the data set doesn't have, where that is stored.
+
+    `summaries`: of stored outputs, by stage and output.
+    """
+    for gate in plan.stages:
+        if not isinstance(gate.config, DropTest):
+            continue
+        source = plan[gate.wiring["comparison"][0].stage]
+        for data in source.wiring["data"] if isinstance(source.config, TimingOptions) else ():
+            metrics = summaries.get(data.stage, {}).get(data.output, {}).get("metrics")
+            name = getattr(gate.config, "metric", "accuracy")
+            if isinstance(metrics, list) and name not in (None, *metrics):
+                message = f"{data} has no metric {name!r}, but {', '.join(map(str, metrics)) or 'none'}"
+                yield plan.problem(gate.id, message, "metric", suggestion=nearest(name, map(str, metrics)))
 
 
 def _baseline_problems(plan: Plan, stage: PlannedStage, config: TimingOptions) -> Iterator[Problem]:

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ptpipe import JSON, Verdict
+from ptpipe import JSON, StageError, Verdict
 from ptpipe_eval.comparison import Comparison, Row
 from ptpipe_eval.verdicts import LimitCheck, judge_all, percent, verdict
 
@@ -63,6 +63,7 @@ def judge_quality(config: QualityConfig, comparison: Comparison) -> Verdict:
 def _judge_quality(config: QualityConfig, comparison: Comparison, candidate: Row) -> Verdict:
     metric, baseline = comparison.metric(config.metric), comparison.row(comparison.baseline)
     own, other = (row.metrics[metric.name] for row in (candidate, baseline))
+    _check_direction(config, metric)
     drop, total = comparison.drop(candidate.name, metric), comparison.num_samples
     has, name = f"{candidate.name} has {metric_text(metric, own, total)}", metric.name.replace("_", " ")
     checks = []
@@ -85,6 +86,14 @@ def _judge_quality(config: QualityConfig, comparison: Comparison, candidate: Row
         "max_value": config.max_value,
     }
     return verdict(checks, candidate, baseline, figures, fails_undecided(config, metric.drop(own, other)))
+
+
+def _check_direction(config: QualityConfig, metric: Metric) -> None:
+    """Raise StageError where every worse model meets the limit."""
+    wrong, right = ("max_value", "min_value") if metric.higher_is_better else ("min_value", "max_value")
+    if getattr(config, wrong) is not None and getattr(config, right) is None and config.max_drop is None:
+        better = "higher" if metric.higher_is_better else "lower"
+        raise StageError(f"{better} {metric.name} is better, and every worse model meets {wrong}: give {right}")
 
 
 def _with_baseline_file(config: AccuracyConfig | QualityConfig, comparison: Comparison) -> Comparison:

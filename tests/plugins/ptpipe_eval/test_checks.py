@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ptpipe import ExitCode, ManifestError, Plan, load_plan
+from ptpipe_eval import ptpipe_check_results
 
 PARTS = '''
 from __future__ import annotations
@@ -213,3 +214,39 @@ def test_a_gate_on_the_baseline_itself_is_a_warning(bound, gate, limit) -> None:
     assert len(found) == bool(limit)
     message = f"warning: gate: candidate 'float' is the baseline of compare: {limit} compares it with itself"
     assert all(problem.endswith(message) for problem in found)
+
+
+def test_a_quality_that_is_not_measured(bound) -> None:
+    speed = "speed: {uses: eval.latency, needs: {models: [float, int8]}}"
+    found = problems(
+        bound,
+        speed,
+        "gate: {uses: gate.accuracy, with: {candidate: int8, max_drop: 0.003}}",
+        "best: {uses: select.best, needs: {models: [int8]}, with: {max_drop: 0.01}}",
+    )
+    message = "speed (eval.latency) measures no quality: take a comparison of eval.compare"
+    assert [problem.partition(": ")[2] for problem in found] == [f"gate: {message}", f"best: {message}"]
+    assert bound(speed, "gate: {uses: gate.size, with: {candidate: int8, max_ratio: 0.27}}")
+
+
+@pytest.mark.parametrize(
+    ("gate", "found"),
+    [
+        ("gate: {uses: gate.quality, with: {candidate: int8, metric: rr2, max_drop: 0.1}}", "'rr2', but r2, mae"),
+        ("gate: {uses: gate.accuracy, with: {candidate: int8, max_drop: 0.003}}", "'accuracy', but r2, mae"),
+        ("gate: {uses: select.best, needs: {models: [int8]}, with: {metric: f1, max_drop: 1}}", "'f1', but r2, mae"),
+        ("gate: {uses: gate.quality, with: {candidate: int8, metric: mae, max_drop: 0.1}}", ""),
+        ("gate: {uses: gate.quality, with: {candidate: int8, max_drop: 0.1}}", ""),
+        ("gate: {uses: gate.size, with: {candidate: int8, max_ratio: 0.27}}", ""),
+    ],
+)
+def test_a_metric_that_the_stored_data_set_does_not_have(bound, gate, found) -> None:
+    plan = bound(COMPARE, gate)
+    summary = {"metrics": ["r2", "mae"]}
+    problems_found = [str(problem) for problem in ptpipe_check_results(plan, {"data": {"output": summary}})]
+    hint = " (did you mean 'r2'?)" if "rr2" in gate else ""
+    assert [problem.rpartition("toy.yaml:")[2].partition(" ")[2] for problem in problems_found] == (
+        [f"gate: data has no metric {found}{hint}"] if found else []
+    )
+    assert not hint or f":10:{gate.index('rr2') + 3}: " in problems_found[0]
+    assert not list(ptpipe_check_results(plan, {})), "nothing is known of the data yet"

@@ -229,6 +229,14 @@ def test_quality_minimum_and_maximum() -> None:
     assert (refused.decision, refused.reason) == (REFUSED, "int8 has 0.040631 loss, maximum 0.039")
 
 
+def test_a_limit_that_every_worse_model_meets_is_an_error() -> None:
+    with pytest.raises(StageError, match=r"^lower loss is better, and every worse model meets min_value: give max_val"):
+        judge_quality(compared(), metric="loss", min_value=0.01)
+    with pytest.raises(StageError, match=r"^higher accuracy is better, and every worse model meets max_value: give mi"):
+        judge_quality(compared(), max_value=0.99)
+    assert judge_quality(compared(), min_value=0.9, max_value=0.99).decision is PASSED, "a range is one on purpose"
+
+
 def test_quality_of_an_unknown_metric_names_the_known() -> None:
     with pytest.raises(StageError, match=r"^the comparison has no top1, but accuracy, loss$"):
         judge_quality(compared(), metric="top1", max_drop=0)
