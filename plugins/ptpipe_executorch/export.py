@@ -51,6 +51,7 @@ def export_model(config: ExecuTorchConfig, ctx: Context, model: Model, data: Dat
     check_exportable(ctx, model, data, config.split)
     samples = ComparedSamples(data, config.split, config.num_samples, ctx.seed)
     signature, path = model.signature, ctx.scratch / PROGRAM
+    ctx.progress(1, None, "step", doing="exporting the network")
     with torch.random.fork_rng(devices=[]), released_memory():  # converted layers draw random initial weights
         network = _network(model)
         sizes = {size: config.max_length for spec in signature.inputs for size in spec.shape if isinstance(size, str)}

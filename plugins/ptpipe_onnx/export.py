@@ -113,10 +113,12 @@ def export_file(config: ExportConfig, ctx: Context, model: Model, data: Data) ->
     with torch.random.fork_rng(devices=[]):  # converted layers draw random initial weights
         int8 = None
         with released_memory():
+            ctx.progress(1, None, "step", doing="exporting the network")
             with released_memory():
                 written = _write(config, ctx, network_path, model, data)
             if written.networks is not None:
                 int8 = written.networks.int8
+                ctx.progress(2, None, "step", doing="comparing layers with torch's")
                 inputs = samples.inputs(layerwise.MAX_SAMPLES)
                 with rankings_named(network_path):
                     compare_layers(ctx, network_path, model, written.networks, inputs)

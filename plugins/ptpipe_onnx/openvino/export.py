@@ -43,6 +43,7 @@ def convert(config: OpenVinoConfig, ctx: Context, file: OnnxFile, data: Data) ->
     if not len(data.splits[config.split]):
         raise StageError(f"{ctx.kind}: the data has no samples in {config.split}: choose another `split`")
     runtime = import_openvino()
+    ctx.progress(1, None, "step", doing="converting the file")
     with errors_in_one_line(f"can't convert {file.path.name}"):
         source = _source(ctx, file)
         content = runtime.Core().read_model(str(source))

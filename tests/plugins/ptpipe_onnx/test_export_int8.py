@@ -14,7 +14,7 @@ import torch
 import torch.ao.nn.quantized as nnq
 from onnx import TensorProto, numpy_helper
 
-from ptpipe import StageError
+from ptpipe import Progress, StageError
 from ptpipe_onnx import qdq_passes
 from ptpipe_torch import Data, Model, OnnxFile
 from ptpipe_torch.int8.engine import quantized_engine
@@ -85,6 +85,13 @@ def test_the_file_computes_what_torch_computes(
     assert metrics["layers_identical"] == sum(1 for _ in torch_weights(model))
     assert metrics["layers_compared"] >= metrics["layers_identical"] + 1  # and the input
     assert metrics["max_layer_difference_steps"] <= 1
+
+
+def test_a_user_sees_what_is_being_done(exported: Callable[..., Exported]) -> None:
+    """The export takes tens of seconds before the first prediction."""
+    events = [event for event in exported("cnn", "fbgemm", qat=False, narrow=127).events if isinstance(event, Progress)]
+    assert [event.facts["doing"] for event in events[:2]] == ["exporting the network", "comparing layers with torch's"]
+    assert {event.unit for event in events[2:]} == {"predictions"}
 
 
 def round_biases(network: torch.nn.Module) -> None:
