@@ -90,7 +90,15 @@ class Segmentation(ClassTask):
 
     def losses(self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Cross-entropy, averaged over a sample's pixels that count; 0 where none does."""
-        return self._losses(outputs, targets, self.label_smoothing)
+        from torch.nn.functional import cross_entropy
+
+        masks_BHW = targets[_TARGET]
+        tensors = outputs[_OUTPUT].float(), masks_BHW, self._weights(masks_BHW.device)
+        losses_BHW = cross_entropy(
+            *tensors, reduction="none", ignore_index=self.ignore, label_smoothing=self.label_smoothing
+        )
+        num_counted_B = (masks_BHW != self.ignore).sum((1, 2))
+        return losses_BHW.sum((1, 2)) / num_counted_B.clamp(min=1)
 
     def teacher_losses(
         self,
@@ -108,7 +116,7 @@ class Segmentation(ClassTask):
         """The confusion matrix of the pixels that count, rows are masks; the losses, without smoothing."""
         return {
             "confusion": self._confusions(outputs, targets).sum(0),
-            "loss": self._losses(outputs, targets).double().sum(),
+            "loss": self.with_label_smoothing(0.0).losses(outputs, targets).double().sum(),
         }
 
     def figures(self, sums: Mapping[str, npt.NDArray[Any]], num_samples: int) -> dict[str, JSON]:
@@ -155,7 +163,7 @@ class Segmentation(ClassTask):
         return {
             "mean_iou": torch.stack([hits_BK, union_BK], dim=1).int(),
             "pixel_accuracy": torch.stack([hits_BK.sum(1), confusion_BKK.sum((1, 2))], dim=1),
-            "loss": self._losses(outputs, targets).double(),
+            "loss": self.with_label_smoothing(0.0).losses(outputs, targets).double(),
         }
 
     def metric_values(
@@ -181,22 +189,6 @@ class Segmentation(ClassTask):
         rows = cast("Sequence[Mapping[str, JSON]]", figures["per_class"])
         has_none = all(row["iou"] is None for row in rows)
         return [f"{split} has no pixel that counts: the IoU is undefined there"] if has_none else []
-
-    def _losses(
-        self,
-        outputs: Mapping[str, torch.Tensor],
-        targets: Mapping[str, torch.Tensor],
-        label_smoothing: float = 0.0,
-    ) -> torch.Tensor:
-        from torch.nn.functional import cross_entropy
-
-        masks_BHW = targets[_TARGET]
-        tensors = outputs[_OUTPUT].float(), masks_BHW, self._weights(masks_BHW.device)
-        losses_BHW = cross_entropy(
-            *tensors, reduction="none", ignore_index=self.ignore, label_smoothing=label_smoothing
-        )
-        num_counted_B = (masks_BHW != self.ignore).sum((1, 2))
-        return losses_BHW.sum((1, 2)) / num_counted_B.clamp(min=1)
 
     def _confusions(self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Return the confusion matrix of each sample, int64 (B, K * K)."""

@@ -78,7 +78,10 @@ class TokenClassification(ClassTask):
 
     def losses(self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Cross-entropy, averaged over a sample's tokens that count; 0 where none does."""
-        return self._losses(outputs, targets, self.label_smoothing)
+        tags_BL = targets[TAGS]
+        weights_K = self._weights(tags_BL.device)
+        losses_BL = token_losses(outputs[_OUTPUT], tags_BL, weights_K, self.label_smoothing)
+        return mean_of_counted(losses_BL, tags_BL)
 
     def teacher_losses(
         self,
@@ -103,7 +106,7 @@ class TokenClassification(ClassTask):
         sums = {
             "confusion": torch.bincount(cells_T, minlength=self.num_classes**2),
             "counted": (tags_BL != IGNORE).sum(),
-            "loss": self._losses(outputs, targets).double().sum(),
+            "loss": self.with_label_smoothing(0.0).losses(outputs, targets).double().sum(),
         }
         return sums | ({"entities": self._entities(predicted_BL, tags_BL).sum(0)} if self.has_entities else {})
 
@@ -143,7 +146,7 @@ class TokenClassification(ClassTask):
         counted_BL = tags_BL != IGNORE
         sums = {
             "token_accuracy": torch.stack([(predicted_BL == tags_BL).sum(1), counted_BL.sum(1)], dim=1),
-            "loss": self._losses(outputs, targets).double(),
+            "loss": self.with_label_smoothing(0.0).losses(outputs, targets).double(),
         }
         if self.has_entities:
             right_B, found_B, there_B = self._entities(predicted_BL, tags_BL).unbind(1)
@@ -205,16 +208,6 @@ class TokenClassification(ClassTask):
         order_BL = torch.cat([missed_BM // self.num_classes, places_BL], 1).argsort(stable=True, dim=1)
         predicted_BL = torch.cat([torch.full_like(missed_BM, nothing), predicted_BL], 1).gather(1, order_BL)
         return predicted_BL, torch.cat([missed_tags_BM, tags_BL], 1).gather(1, order_BL)
-
-    def _losses(
-        self,
-        outputs: Mapping[str, torch.Tensor],
-        targets: Mapping[str, torch.Tensor],
-        label_smoothing: float = 0.0,
-    ) -> torch.Tensor:
-        tags_BL = targets[TAGS]
-        weights_K = self._weights(tags_BL.device)
-        return mean_of_counted(token_losses(outputs[_OUTPUT], tags_BL, weights_K, label_smoothing), tags_BL)
 
     def _entities(self, predicted_BL: torch.Tensor, tags_BL: torch.Tensor) -> torch.Tensor:
         """Return the numbers of entities that are right, predicted and there: int64 (B, 3)."""
