@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -38,6 +37,7 @@ from ptpipe_onnx.vectors import SUFFIX, Tolerance, Vectors
 from ptpipe_onnx.weights import store_float_weights, store_weights
 from ptpipe_torch import Data, Model, OnnxFile, RawForm
 from ptpipe_torch.data.raw_form import NORMALIZED
+from ptpipe_torch.files import file_digest
 from ptpipe_torch.int8.engine import quantized_engine
 from ptpipe_torch.int8.fx import reference_network
 from ptpipe_torch.int8.layers import dynamic_weights, replace_layers, stored_weights, use_rounded_weights
@@ -206,9 +206,7 @@ def _write_vectors(
         tolerances[own.probabilities] = own.tolerance(tolerances[own.scores.name])
     outputs = {name: outputs[name] for name in tolerances}  # classes follow from scores
     path = file.path.with_suffix(SUFFIX)
-    with file.path.open("rb") as content:
-        digest = hashlib.file_digest(content, "sha256").hexdigest()
-    vectors = Vectors(digest, inputs, outputs, tolerances, stored_environment())
+    vectors = Vectors(file_digest(file.path), inputs, outputs, tolerances, stored_environment())
     vectors.save(path)
     ctx.metric(num_test_vectors=vectors.num_samples, test_vector_bytes=path.stat().st_size)
     return path

@@ -5,7 +5,6 @@ Shape legend: N samples, K columns of an output.
 
 from __future__ import annotations
 
-import hashlib
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -19,6 +18,7 @@ from packaging.version import Version
 from ptpipe import JSON, IntegrityError, StageError, __version__, host
 from ptpipe_onnx import integer_products
 from ptpipe_onnx.vectors import Tolerance, Vectors
+from ptpipe_torch.files import file_digest
 
 Match: TypeAlias = Literal["equal", "one step", "within tolerance", "differs"]
 _EXACT_LAYER_NORMS = "1.27"
@@ -122,9 +122,7 @@ def reproduce(path: Path, vectors: Vectors) -> Reproduction:
 
     Raises IntegrityError if the vectors were made for another file, StageError if ONNX Runtime can't run it.
     """
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    if digest != vectors.model_sha256:
+    if file_digest(path) != vectors.model_sha256:
         raise IntegrityError(f"{path.name} is not the file that these test vectors were made for: its bytes differ")
     differences, metadata = _differences(path, vectors)
     here = environment()

@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import load, save_file
 
 from ptpipe import atomic_path, write_atomically
+from ptpipe_torch.files import file_digest
 
 _FORMAT = 1
 NUM_KEPT = 2
@@ -48,8 +49,7 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     name = checkpoint_name(checkpoint.step)
     with atomic_path(folder / (name + _TENSORS)) as file:
         save_file(_unshared(checkpoint.tensors), file)
-        with file.open("rb") as stream:
-            tensors_sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
+        tensors_sha256 = file_digest(file)
     content = {
         "format": _FORMAT,
         "step": checkpoint.step,

@@ -7,9 +7,7 @@ from typing import cast
 
 from ptpipe import JSON
 from ptpipe_torch import Data
-
-_MIN_SAMPLES = 50
-"""Of val: among fewer, a network that learned something may by chance be right no more often."""
+from ptpipe_torch.task.task import MIN_TRIVIAL_SAMPLES
 
 
 def no_better_than_trivial(data: Data, metrics: Mapping[str, JSON]) -> str | None:
@@ -18,7 +16,7 @@ def no_better_than_trivial(data: Data, metrics: Mapping[str, JSON]) -> str | Non
     None where no such answer is, or it isn't known. `metrics`: of the delivered model.
     """
     val, task = data.splits["val"], data.info.task
-    if len(val) < _MIN_SAMPLES or (trivial := task.trivial_answer(val.targets)) is None:
+    if len(val) < MIN_TRIVIAL_SAMPLES or (trivial := task.trivial_answer(val.targets)) is None:
         return None
     answer, reached = trivial
     metric = task.primary_metric

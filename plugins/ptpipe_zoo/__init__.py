@@ -123,13 +123,13 @@ def _fingerprint(config: TorchvisionConfig) -> JSON:
     if config.weights:
         url = names.weight_urls(config.name).get(config.weights)
         path = published.cached_file(url) if url else None
-        return {path.name: published.sha256_of(path) if path.is_file() else None} if path else None
+        return {path.name: file_digest(path) if path.is_file() else None} if path else None
     return _weights_digest(config)
 
 
 def _weights_digest(config: FileConfig) -> JSON:
     path = _weights_path(config)
-    return published.sha256_of(path) if path is not None and path.is_file() else None
+    return file_digest(path) if path is not None and path.is_file() else None
 
 
 def _missing_weights_file(config: FileConfig) -> Iterable[str]:
@@ -208,7 +208,7 @@ def _timm_fingerprint(config: TimmConfig) -> JSON:
 
     repository = f"timm/{config.name}.{config.weights}"
     path = None if extras.missing_extra("timm") else hub.cached_file(repository)
-    return {repository: published.sha256_of(path) if path is not None else None}
+    return {repository: file_digest(path) if path is not None else None}
 
 
 def _timm_preflight(config: TimmConfig) -> Iterable[str]:

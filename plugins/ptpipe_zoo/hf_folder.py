@@ -8,7 +8,7 @@ from typing import Any
 
 from ptpipe import JSON, StageError
 from ptpipe_torch import Data, TokensInfo
-from ptpipe_zoo.published import sha256_of
+from ptpipe_torch.files import file_digest
 
 _TOKENIZER = "tokenizer.json"
 
@@ -16,7 +16,7 @@ _TOKENIZER = "tokenizer.json"
 def digests(folder: Path) -> dict[str, JSON]:
     """Return the SHA-256 of each file of a folder that a network is made of."""
     files = [*folder.glob("*.json"), *folder.glob("*.safetensors")]
-    return {path.name: sha256_of(path) for path in sorted(files) if path.is_file()}
+    return {path.name: file_digest(path) for path in sorted(files) if path.is_file()}
 
 
 def missing(folder: Path) -> str | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ptpipe import StageError
 from ptpipe_torch.errors import first_line
-from ptpipe_zoo.published import sha256_of
+from ptpipe_torch.files import file_digest
 
 _FILE = "model.safetensors"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -28,7 +28,7 @@ def cached_file(repository: str) -> Path | None:
 def verify(path: Path) -> None:
     """Raise StageError unless a file of the cache has the digest that the cache names it by."""
     name = path.resolve().name
-    if _SHA256.fullmatch(name) and sha256_of(path) != name:
+    if _SHA256.fullmatch(name) and file_digest(path) != name:
         raise StageError(f"{path} is not the file that was published: its SHA-256 is not {name[:12]}...; delete it")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 from http.client import HTTPException
@@ -10,6 +9,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from ptpipe import StageError
+from ptpipe_torch.files import file_digest
 
 _TIMEOUT_S = 10.0
 _DIGEST_IN_NAME = re.compile(r"-([0-9a-f]{8,})\.")
@@ -23,15 +23,9 @@ def cached_file(url: str) -> Path:
     return Path(home).expanduser() / "hub" / "checkpoints" / Path(urlsplit(url).path).name
 
 
-def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a file's content, in hex."""
-    with path.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()
-
-
 def verify(path: Path, url: str) -> None:
     """Raise StageError unless the file's digest begins with the digits in the name that the URL ends in."""
-    published, digest = _DIGEST_IN_NAME.search(urlsplit(url).path), sha256_of(path)
+    published, digest = _DIGEST_IN_NAME.search(urlsplit(url).path), file_digest(path)
     if published and not digest.startswith(published[1]):
         begin = digest[: len(published[1])]
         raise StageError(f"{path} is not the file published as {url}: its SHA-256 begins with {begin}; delete it")

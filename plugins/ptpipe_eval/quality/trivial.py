@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING
 
 from ptpipe import JSON
 from ptpipe_eval.quality.gates import metric_text
+from ptpipe_torch.task.task import MIN_TRIVIAL_SAMPLES
 
 if TYPE_CHECKING:
     from ptpipe_eval.comparison import Row
     from ptpipe_torch import Column, Metric, Task
-
-_MIN_SAMPLES = 50
-"""Among fewer, a network that learned something may by chance be right no more often."""
 
 
 @dataclass(frozen=True)
@@ -48,5 +46,5 @@ class TrivialAnswer:
 
 def trivial_answer(task: Task, targets: Mapping[str, Column], num_samples: int) -> TrivialAnswer | None:
     """Return the best answer that looks at no input; None where there are few samples, or it isn't known."""
-    found = None if num_samples < _MIN_SAMPLES else task.trivial_answer(targets)
+    found = None if num_samples < MIN_TRIVIAL_SAMPLES else task.trivial_answer(targets)
     return None if found is None else TrivialAnswer(found[0], float(found[1]))

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import torch
 
+MIN_TRIVIAL_SAMPLES = 50
+"""Among fewer, a network that learned something may by chance be right no more often than a trivial answer."""
 _DIGITS = 12
 """Of a difference: beyond them is what the rounding of its operands leaves, 0.9931 - 0.9901 = 0.0030000000000000027."""
 
