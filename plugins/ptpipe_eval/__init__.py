@@ -134,7 +134,8 @@ def gate_latency(config: LatencyConfig, ctx: Context, comparison: Comparison) ->
     """
     from ptpipe_eval.latency.gate import judge_latency
 
-    return judge_latency(config, comparison)
+    (source,) = ctx.input_names.get("comparison", ("COMPARISON",))
+    return judge_latency(config, comparison, source.partition(".")[0])
 
 
 class Selection(NamedTuple):

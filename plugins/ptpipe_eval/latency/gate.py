@@ -14,30 +14,31 @@ if TYPE_CHECKING:
     from ptpipe_eval.config import LatencyConfig
 
 
-def judge_latency(config: LatencyConfig, comparison: Comparison) -> Verdict:
+def judge_latency(config: LatencyConfig, comparison: Comparison, source: str) -> Verdict:
     """Judge by the intervals of ratio and median: refused and passed are certain to 95 %, else it is undecided.
 
-    A median without an interval passes where its bound is within the limit.
+    A median without an interval passes where its bound is within the limit. `source`: the comparison's stage.
     """
-    return judge_all(config, comparison, partial(_judge_latency, config, comparison))
+    return judge_all(config, comparison, partial(_judge_latency, config, comparison, source))
 
 
-def _judge_latency(config: LatencyConfig, comparison: Comparison, candidate: Row) -> Verdict:
+def _judge_latency(config: LatencyConfig, comparison: Comparison, source: str, candidate: Row) -> Verdict:
     baseline = comparison.row(comparison.baseline)
     own = candidate.latency(config.batch_size, config.threads, config.length)
     if own is None:
         return _not_measured(config, candidate)
     where, checks = own.label, []
+    check = partial(_check, source)
     if config.max_ratio is not None:
         text = f"{where}: {candidate.name} takes {_ratio_text(own)} the time of {baseline.name}"
-        checks.append(_check(own.ratio_low, own.ratio_high, config.max_ratio, f"{text}, allowed {config.max_ratio:g}x"))
+        checks.append(check(own.ratio_low, own.ratio_high, config.max_ratio, f"{text}, allowed {config.max_ratio:g}x"))
     if config.max_ms is not None:
         text = f"{where}: {candidate.name} takes {_median_text(own)}"
         if own.bound_ms is not None and own.bound_ms <= config.max_ms:
             text = f"{where}: {candidate.name} takes at most {own.bound_ms:.4g} ms, on a machine that was busy"
             checks.append(LimitCheck(True, f"{text}, allowed {config.max_ms:g} ms"))
         else:
-            checks.append(_check(own.low_ms, own.high_ms, config.max_ms, f"{text}, allowed {config.max_ms:g} ms"))
+            checks.append(check(own.low_ms, own.high_ms, config.max_ms, f"{text}, allowed {config.max_ms:g} ms"))
     figures: dict[str, JSON] = {
         "batch_size": config.batch_size,
         "threads": config.threads,
@@ -62,9 +63,9 @@ def _fails(config: LatencyConfig, own: Latency) -> bool:
     return config.on_inconclusive == "fail"
 
 
-def _check(low: float | None, high: float | None, limit: float, text: str) -> LimitCheck:
+def _check(source: str, low: float | None, high: float | None, limit: float, text: str) -> LimitCheck:
     if low is None or high is None:
-        return LimitCheck(None, f"{text}; the machine was too busy to tell, measure again (--fresh)")
+        return LimitCheck(None, f"{text}; the machine was too busy to tell, measure again (--fresh {source})")
     if low <= limit < high:
         remedy = "the limit is inside the interval, a longer budget_s of the comparison narrows it"
         return LimitCheck(None, f"{text}; {remedy}")

@@ -21,7 +21,7 @@ def judge(candidate: str = "int8", cells: tuple[Latency, ...] | None = None, **l
         Row("untimed", "onnx int8", 100_000, {}),
     )
     comparison = Comparison("mnist", "test", 100, (), "float", rows, "by hand", "2026-01-02T03:04:05+00:00")
-    ctx = Context("gate", "gate.latency", 7, Path())
+    ctx = Context("gate", "gate.latency", 7, Path(), {"comparison": ("compare",)})
     return gate_latency(LatencyConfig(candidate=candidate, **limits), ctx, comparison)
 
 
@@ -74,7 +74,7 @@ def test_the_worst_of_two_limits_decides() -> None:
 def test_an_unmeasurable_latency_decides_nothing() -> None:
     verdict = judge(cells=(latency(1, 0.13, 0.1, **UNKNOWN),), max_ratio=0.5, max_ms=100)
     assert verdict.decision is UNDECIDED
-    busy = "the machine was too busy to tell, measure again (--fresh)"
+    busy = "the machine was too busy to tell, measure again (--fresh compare)"
     assert verdict.reason == (
         f"batch 1, one thread: int8 takes 0.1x the time of float, allowed 0.5x; {busy}; "
         f"batch 1, one thread: int8 takes 0.13 ms, allowed 100 ms; {busy}"
