@@ -61,6 +61,7 @@ def test_real_mnist(real_data: Path, ctx: Context, events, tmp_path: Path) -> No
         "name": "mnist",
         "inputs": ["images (batch, 1, 28, 28) float32"],
         "task": "Classification",
+        "metrics": ["accuracy", "top5_accuracy", "loss"],
         "num_classes": 10,
         "num_train": 57_000,
         "num_val": 3_000,
