@@ -20,6 +20,7 @@ from ptpipe_data.image_files import SUFFIXES, check_headers, check_name, suffix_
 from ptpipe_data.image_folder import normalization
 from ptpipe_data.image_table_paths import find_images
 from ptpipe_data.labelled_images import decode_images, image_info
+from ptpipe_data.paths import dataset_name
 from ptpipe_data.splitting import draw_missing_splits
 from ptpipe_data.table_file import TableFile, read_files
 from ptpipe_data.table_targets import TableReader, row_groups, row_splits, rows_of, source_of
@@ -58,7 +59,8 @@ def load_image_table(config: ImageTableConfig, ctx: Context) -> Data:
         splits[name] = Split(ids, {_IMAGES: pixels}, {target: values})
     report_shared_files(root, splits, ctx)
     train = splits["train"].inputs[_IMAGES]
-    info = image_info(files["train"].path.stem, task, train, *normalization(train, config), resizing=config.resizing)
+    name = dataset_name(files["train"].path)
+    info = image_info(name, task, train, *normalization(train, config), resizing=config.resizing)
     return Data(info, splits, config.loader_options())
 
 

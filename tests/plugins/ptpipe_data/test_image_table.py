@@ -61,7 +61,7 @@ def pixels_of(data: Data, split: str) -> np.ndarray:
 
 def test_classes_in_a_column(table: Path, ctx: Context) -> None:
     data = front.load_image_table(config(table, test_size=12), ctx)
-    assert data.info.name == "train" and data.info.task.class_names == ("blue", "green", "red")
+    assert data.info.name == "photos" and data.info.task.class_names == ("blue", "green", "red")
     assert data.info.columns["images"].resizing == Resizing(shorter_side=16)
     assert [len(split) for split in data.splits.values()] == [42, 6, 12, 4]
     colour_of = {path: colour for path, colour, *_ in rows(range(60))}
