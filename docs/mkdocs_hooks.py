@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mkdocs.structure.files import Files
     from mkdocs.structure.pages import Page
 
-    from ptpipe.stage import Port, Stage
+    from ptpipe.stages import Port, Stage
 
 ROOT = Path(__file__).parent.parent
 GUIDES = {
@@ -149,19 +149,7 @@ def with_blank_lines(markdown: str) -> str:
 
 def module_page(module: str) -> str:
     """Return the page of a public module, its members' docstrings rendered by mkdocstrings."""
-    lines = [f"# {module}", "", f"::: {module}", ""]
-    folder = (ROOT / API[module]).parent
-    if API[module].endswith("__init__.py"):
-        # A name that a submodule has too (`ptpipe.stage`) is taken for the submodule, unless it is given in full.
-        names = re.findall(r'^    "(\w+)",$', (ROOT / API[module]).read_text(encoding="utf-8"), re.MULTILINE)
-        for name in names:
-            if (folder / f"{name}.py").is_file():
-                lines += [
-                    f"::: {module}.{name}.{name}",
-                    "    options: {show_root_heading: true, show_root_toc_entry: true}",
-                    "",
-                ]
-    return "\n".join(lines)
+    return f"# {module}\n\n::: {module}\n"
 
 
 def core_on_path() -> None:

@@ -18,8 +18,7 @@ def public_modules() -> set[str]:
     )
     files = (ROOT / "pipeline" / "ptpipe").glob("*")
     modules = {f"ptpipe.{path.stem}" for path in files if path.suffix == ".py" or (path / "__init__.py").is_file()}
-    hidden = {*contract["forbidden_modules"], "ptpipe.__init__", "ptpipe.stage"}  # the contract says why not the last
-    return {"ptpipe", "ptpipe_torch"} | (modules - hidden)
+    return {"ptpipe", "ptpipe_torch"} | (modules - {*contract["forbidden_modules"], "ptpipe.__init__"})
 
 
 def public_names(module: ModuleType) -> list[str]:

@@ -2,44 +2,38 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-from ptpipe.artifact import JSON, Artifact, Decision, Verdict
-from ptpipe.check import Check, CheckState, installed
-from ptpipe.context import Context, NamedCode
-from ptpipe.errors import (
-    ExitCode,
-    IntegrityError,
-    Location,
-    ManifestError,
-    Problem,
-    PtpipeError,
-    StageError,
-    Terminated,
-    UsageError,
-    nearest,
-)
-from ptpipe.events import (
-    Attachment,
-    Event,
-    LogLine,
-    Metric,
-    Notice,
-    Outcome,
-    Progress,
-    RunFinished,
-    RunStarted,
-    StageFinished,
-    StageStarted,
-)
-from ptpipe.printable import one_line
-from ptpipe.reads import ReadLog
-from ptpipe.reporter import Reporter
-from ptpipe.stage import Port, Stage, stage
-
+TYPE_CHECKING = False  # as in `typing`, which takes longer to import than all that is here
 if TYPE_CHECKING:
     from ptpipe.api import RunResult, cache_status, load_plan, run
+    from ptpipe.artifact import JSON, Artifact, Decision, Verdict
+    from ptpipe.check import Check, CheckState, installed
     from ptpipe.config import StageConfig
+    from ptpipe.context import Context, NamedCode
+    from ptpipe.errors import (
+        ExitCode,
+        IntegrityError,
+        Location,
+        ManifestError,
+        Problem,
+        PtpipeError,
+        StageError,
+        Terminated,
+        UsageError,
+        nearest,
+    )
+    from ptpipe.events import (
+        Attachment,
+        Event,
+        LogLine,
+        Metric,
+        Notice,
+        Outcome,
+        Progress,
+        RunFinished,
+        RunStarted,
+        StageFinished,
+        StageStarted,
+    )
     from ptpipe.execution.call import Call, Nodes
     from ptpipe.execution.engine import RunOptions
     from ptpipe.hookspecs import hookimpl
@@ -47,7 +41,11 @@ if TYPE_CHECKING:
     from ptpipe.plan.cache_status import CacheStatus
     from ptpipe.plan.module_files import record_import
     from ptpipe.plan.source_functions import source_code
+    from ptpipe.printable import one_line
+    from ptpipe.reads import ReadLog
+    from ptpipe.reporter import Reporter
     from ptpipe.sections import Section
+    from ptpipe.stages import Port, Stage, stage
     from ptpipe.store.files import atomic_path, write_atomically
     from ptpipe.store.store import Store
 
@@ -111,31 +109,68 @@ __all__ = [
     "write_atomically",
 ]
 
-# Imported on first use, because `ptpipe --help` needs none of them: pydantic and pluggy take longer than all the rest.
+# Imported on first use: a command is to start fast, and pydantic and pluggy take longer than all the rest. No module
+# here has the name of one of these, which an import of that module would replace.
 _LATER = {
+    "Artifact": "artifact",
+    "Attachment": "events",
     "CacheStatus": "plan.cache_status",
     "Call": "execution.call",
+    "Check": "check",
+    "CheckState": "check",
+    "Context": "context",
+    "Decision": "artifact",
+    "Event": "events",
+    "ExitCode": "errors",
+    "IntegrityError": "errors",
+    "JSON": "artifact",
+    "Location": "errors",
+    "LogLine": "events",
+    "ManifestError": "errors",
+    "Metric": "events",
+    "NamedCode": "context",
     "Nodes": "execution.call",
+    "Notice": "events",
+    "Outcome": "events",
     "Plan": "plan.bind",
     "PlannedStage": "plan.bind",
+    "Port": "stages",
+    "Problem": "errors",
+    "Progress": "events",
+    "PtpipeError": "errors",
+    "ReadLog": "reads",
     "Reference": "plan.bind",
+    "Reporter": "reporter",
+    "RunFinished": "events",
     "RunOptions": "execution.engine",
     "RunResult": "api",
+    "RunStarted": "events",
     "Section": "sections",
+    "Stage": "stages",
     "StageConfig": "config",
+    "StageError": "errors",
+    "StageFinished": "events",
+    "StageStarted": "events",
     "Store": "store.store",
+    "Terminated": "errors",
+    "UsageError": "errors",
+    "Verdict": "artifact",
     "atomic_path": "store.files",
     "cache_status": "api",
     "hookimpl": "hookspecs",
+    "installed": "check",
     "load_plan": "api",
+    "nearest": "errors",
+    "one_line": "printable",
     "record_import": "plan.module_files",
     "run": "api",
     "source_code": "plan.source_functions",
+    "stage": "stages",
     "write_atomically": "store.files",
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in _LATER:
         raise AttributeError(f"module 'ptpipe' has no attribute {name!r}")
     from importlib import import_module

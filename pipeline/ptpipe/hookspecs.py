@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ptpipe.plan.bind import Plan
     from ptpipe.reporter import Reporter
     from ptpipe.sections import Section
-    from ptpipe.stage import Stage
+    from ptpipe.stages import Stage
     from ptpipe.store.store import Store
 
 hookspec = pluggy.HookspecMarker("ptpipe")

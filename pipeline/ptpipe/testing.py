@@ -30,7 +30,7 @@ from ptpipe.events import Event, Metric, Notice, Outcome, StageFinished
 from ptpipe.plan.options import changed_option, config_problems
 from ptpipe.plan.source_functions import SourceFunction
 from ptpipe.plan.vocabulary import FILE_PREFIX
-from ptpipe.stage import Port, Stage
+from ptpipe.stages import Port, Stage
 from ptpipe.store.store import Store
 
 P = ParamSpec("P")

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from importlib import import_module
@@ -175,6 +176,31 @@ def test_entry_points_are_read_only_for_help_and_unknown_commands(run_cli):
 
 def test_version(run_cli):
     assert run_cli("--version").out == f"ptpipe, version {__version__}\n"
+
+
+INTERRUPTED_IMPORT = """
+import signal, sys
+from ptpipe.__main__ import main
+
+class Finder:
+    def find_spec(self, name, *more):
+        if name == "click":
+            signal.raise_signal(signal.SIGINT)
+
+sys.meta_path.insert(0, Finder())
+main()
+"""
+
+
+def test_ctrl_c_while_the_command_line_is_imported_is_quiet():
+    ended = subprocess.run([sys.executable, "-c", INTERRUPTED_IMPORT], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (-signal.SIGINT, "", "")
+
+
+def test_the_package_itself_imports_none_of_its_modules():
+    """Before `main` has begun, nothing keeps Ctrl-C from showing a traceback."""
+    code = "import sys, ptpipe; print([name for name in sys.modules if name.startswith('ptpipe.')])"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "[]\n"
 
 
 def test_the_script_is_the_module(run_cli, tmp_path):

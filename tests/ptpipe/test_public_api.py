@@ -83,7 +83,7 @@ def test_the_import_contract_knows_every_private_module():
     modules = {
         f"ptpipe.{path.stem}" for path in CORE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()
     }
-    assert set(contract["forbidden_modules"]) == modules - {*PAGES, "ptpipe.__init__", "ptpipe.stage"}
+    assert set(contract["forbidden_modules"]) == modules - {*PAGES, "ptpipe.__init__"}
 
 
 def test_the_core_names_no_cluster():

@@ -19,7 +19,7 @@ from ptpipe.errors import Problem, UsageError, nearest
 
 if TYPE_CHECKING:
     from ptpipe.plan.vocabulary import Vocabulary
-    from ptpipe.stage import Port, Stage
+    from ptpipe.stages import Port, Stage
 
 
 @click.command()

@@ -15,7 +15,7 @@ from ptpipe.errors import StageError
 from ptpipe.events import Event, ModulesImported
 from ptpipe.plan.bind import Plan, PlannedStage
 from ptpipe.plan.vocabulary import Vocabulary
-from ptpipe.stage import Stage
+from ptpipe.stages import Stage
 from ptpipe.store.store import Store
 
 

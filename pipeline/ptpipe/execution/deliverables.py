@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ptpipe.artifact import Artifact
-from ptpipe.stage import Port
+from ptpipe.stages import Port
 from ptpipe.store.files import atomic_path
 from ptpipe.store.store import Entry, Store
 

@@ -14,7 +14,7 @@ from ptpipe.plan.bind import Plan, PlannedStage
 from ptpipe.plan.cache_status import is_current, stored_entry
 from ptpipe.plan.keys import Key
 from ptpipe.plan.source_digest import SourceDigests
-from ptpipe.stage import Port
+from ptpipe.stages import Port
 from ptpipe.store.store import Entry, Store
 
 

@@ -18,7 +18,7 @@ from ptpipe.plan.options import changed_option, config_problems
 from ptpipe.plan.rules import hook_warnings, problems_of_sound_stages
 from ptpipe.plan.source_functions import functions_above, missing_files
 from ptpipe.plan.vocabulary import Vocabulary, no_bytecode
-from ptpipe.stage import Port, Stage
+from ptpipe.stages import Port, Stage
 
 _MAX_NAMED = 5
 """How many of the stages that fit an input a message names."""

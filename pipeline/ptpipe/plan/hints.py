@@ -12,7 +12,7 @@ from typing import Any
 from ptpipe.artifact import JSON
 from ptpipe.errors import nearest
 from ptpipe.plan.vocabulary import FILE_PREFIX
-from ptpipe.stage import Stage
+from ptpipe.stages import Stage
 
 _MAX_LISTED = 3
 _MIN_LETTERS = 3

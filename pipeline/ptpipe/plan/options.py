@@ -15,7 +15,7 @@ from ptpipe.errors import MAX_PROBLEMS, nearest
 from ptpipe.manifest.manifest import word_for
 from ptpipe.manifest.yaml import scalar
 from ptpipe.plan.hints import option_hint
-from ptpipe.stage import Stage
+from ptpipe.stages import Stage
 
 Place = tuple[str | int, ...]
 

@@ -10,7 +10,7 @@ from ptpipe.artifact import JSON
 from ptpipe.manifest.manifest import ID_PATTERN, MAX_SEED, NAME_PATTERN, VERSION
 from ptpipe.manifest.yaml import scalar
 from ptpipe.plan.vocabulary import Vocabulary
-from ptpipe.stage import Stage
+from ptpipe.stages import Stage
 
 _REFERENCE = {"type": "string", "minLength": 1}
 _INPUTS = {

@@ -22,7 +22,7 @@ from ptpipe.errors import MAX_PROBLEMS, ExitCode, Location, Problem, Terminated,
 from ptpipe.manifest.manifest import is_file_name
 from ptpipe.plan.frames import describe_error, package_folder
 from ptpipe.plan.module_files import ImportLog
-from ptpipe.stage import Stage
+from ptpipe.stages import Stage
 
 if TYPE_CHECKING:
     from ptpipe.config import StageConfig

@@ -11,7 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from ptpipe import Artifact, Context, StageConfig, Verdict, stage
-from ptpipe.stage import Port
+from ptpipe.stages import Port
 
 
 @dataclass
