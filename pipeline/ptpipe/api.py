@@ -6,10 +6,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar, cast, overload
 
-from ptpipe.artifact import Artifact
-from ptpipe.errors import ExitCode, UsageError
+from ptpipe.artifact import JSON, Artifact, Verdict
+from ptpipe.errors import ExitCode, Problem, UsageError, nearest
 from ptpipe.events import Event, StageFinished
 from ptpipe.execution.engine import RunOptions, execute, source_digests
 from ptpipe.execution.process_state import process_state_restored
@@ -20,6 +20,7 @@ from ptpipe.plan.hints import same_name_hint
 from ptpipe.plan.keys import compute_keys
 from ptpipe.plan.vocabulary import load_vocabulary
 from ptpipe.reporter import Reporter
+from ptpipe.stages import Port
 from ptpipe.store.store import Store
 
 DEFAULT_ARTIFACTS = Path("artifacts")
@@ -41,6 +42,31 @@ class RunResult:
     """By stage id, in run order."""
     plan: Plan = field(repr=False)
     store: Store = field(repr=False)
+
+    @property
+    def metrics(self) -> dict[str, Mapping[str, JSON]]:
+        """The metrics of each stage by name, by stage id: `result.metrics["compare"]["onnx.accuracy"]`."""
+        return {stage_id: event.metrics for stage_id, event in self.stages.items()}
+
+    def verdicts(self, gate: str) -> tuple[Verdict, ...]:
+        """Return what the stage `gate` decided, and why: mostly one verdict; none where it failed or was skipped.
+
+        Raises ValueError where the manifest has no gate of that name.
+        """
+        if gate not in self._gates:
+            message = f"{self.plan.manifest.path} has no gate {gate!r}, but {', '.join(self._gates) or 'none'}"
+            raise ValueError(str(Problem(message, suggestion=nearest(gate, self._gates))))
+        ports = [port.name for port in self._gates[gate] if port.name in self.stages[gate].outputs]
+        return tuple(cast(Verdict, self.artifact(gate, name)) for name in ports)
+
+    @property
+    def _gates(self) -> dict[str, list[Port]]:
+        """The outputs that are verdicts, of each stage that has any."""
+        ports = {
+            stage.id: [port for port in stage.stage.outputs if issubclass(port.type, Verdict)]
+            for stage in self.plan.stages
+        }
+        return {name: verdicts for name, verdicts in ports.items() if verdicts}
 
     @overload
     def artifact(self, stage_id: str, output: str | None = None) -> Artifact: ...

@@ -22,7 +22,7 @@ from typing import Any, ParamSpec, Protocol, TypeVar, cast, get_type_hints
 import pytest
 
 from ptpipe.api import DEFAULT_ARTIFACTS, RunResult, run
-from ptpipe.artifact import JSON, Artifact, Decision, Verdict
+from ptpipe.artifact import JSON, Artifact, Decision
 from ptpipe.config import StageConfig
 from ptpipe.context import Context, NamedCode
 from ptpipe.errors import ManifestError, Problem, nearest
@@ -150,17 +150,6 @@ class Bench:
 class GatedRun(RunResult):
     """A run that has ended, and assertions about its gates."""
 
-    def verdicts(self, gate: str) -> tuple[Verdict, ...]:
-        """Return what the stage `gate` decided, and why: mostly one verdict; none where it failed or was skipped.
-
-        Raises ValueError where the manifest has no gate of that name.
-        """
-        if gate not in self._gates:
-            message = f"{self.plan.manifest.path} has no gate {gate!r}, but {', '.join(self._gates) or 'none'}"
-            raise ValueError(str(Problem(message, suggestion=nearest(gate, self._gates))))
-        ports = [port.name for port in self._gates[gate] if port.name in self.stages[gate].outputs]
-        return tuple(cast(Verdict, self.artifact(gate, name)) for name in ports)
-
     def assert_passed(self, *gates: str) -> None:
         """Assert that `gates` passed; without names, that all did and that the run ended with exit code 0.
 
@@ -177,15 +166,6 @@ class GatedRun(RunResult):
         if found:
             found += [f"{each.stage_id} failed: {each.message}" for each in self.stages.values() if _has_failed(each)]
             raise AssertionError("\n".join([*found, f"report: {self.folder}"]))
-
-    @property
-    def _gates(self) -> dict[str, list[Port]]:
-        """The outputs that are verdicts, of each stage that has any."""
-        ports = {
-            stage.id: [port for port in stage.stage.outputs if issubclass(port.type, Verdict)]
-            for stage in self.plan.stages
-        }
-        return {name: verdicts for name, verdicts in ports.items() if verdicts}
 
     def _describe_unless_passed(self, gate: str) -> Iterator[str]:
         verdicts, stage = self.verdicts(gate), self.stages[gate]

@@ -34,6 +34,18 @@ def test_a_run_gives_a_typed_result(project):
         result.artifact("pair", "high", type=ptpipe.Verdict)
 
 
+def test_a_result_has_the_figures_of_every_stage_and_what_gates_decided(project):
+    project.write(STAGES + "\ngate: {uses: toy.gate, needs: {a: sum}, with: {least: 5}}\nbad: {uses: toy.fail}")
+    project.run()
+    result = project.run({"gate.least": 7})
+    assert result.metrics["one"] == {"value": 3, "seed": 0}, "of a cached stage too"
+    assert (result.metrics["sum"], result.metrics["bad"]) == ({}, {"before": 1})
+    (verdict,) = result.verdicts("gate")
+    assert (verdict.decision, verdict.reason) == (ptpipe.Decision.REFUSED, "6.0 against 7.0")
+    with pytest.raises(ValueError, match=r"m.yaml has no gate 'gat', but gate \(did you mean 'gate'\?\)$"):
+        result.verdicts("gat")
+
+
 def test_a_result_is_shown_on_one_short_line(project):
     project.write(STAGES)
     assert re.fullmatch(r"RunResult\(run_id='[^']+', exit_code=<ExitCode.DONE: 0>, [^,]+, [^,]+\)", repr(project.run()))
