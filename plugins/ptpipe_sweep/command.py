@@ -96,7 +96,7 @@ def sweep(  # noqa: PLR0913  # one parameter an option
 
     if as_json and as_markdown:
         raise UsageError("--json and --md are two forms of one table: give one")
-    plan = read_plan(manifest, settings)
+    plan = read_plan(manifest, settings) if dry_run else _plan_to_read_again(manifest, settings)
     objective = _objective(maximize, minimize, plan)
     if model:
         check_model(model, plan)
@@ -113,6 +113,14 @@ def sweep(  # noqa: PLR0913  # one parameter an option
         planned.run(store, _tell)
     _print(planned, as_json, as_markdown)
     return int(planned.exit_code)
+
+
+def _plan_to_read_again(manifest: Path, settings: Sequence[str]) -> Plan:
+    """Return the plan of a manifest. Raises UsageError where it is a pipe: the shell's `<(...)`."""
+    plan = read_plan(manifest, settings)
+    if not manifest.is_file():
+        raise UsageError(f"{manifest} can be read only once, and every trial reads it: write it to a file")
+    return plan
 
 
 def _method(num_random: int | None, num_optuna: int | None, objective: Objective | None) -> Method:

@@ -101,6 +101,18 @@ def test_a_wrong_call_writes_nothing(swept, project, arguments, message):
     assert not project.artifacts.exists()
 
 
+def test_a_manifest_that_can_be_read_only_once_is_refused(swept, project):
+    content = project.write(STAGES, head=f"name: toy\nplugins: [{project.plugin}]").read_bytes()
+    reading, writing = os.pipe()
+    os.write(writing, content)
+    os.close(writing)
+    project.manifest = Path(f"/dev/fd/{reading}")
+    ended = swept(*OVER)
+    os.close(reading)
+    assert isinstance(ended.error, UsageError) and "every trial reads it: write it to a file" in str(ended.error)
+    assert not project.artifacts.exists()
+
+
 def test_every_trial_is_checked_before_the_first_runs(swept, project):
     ended = swept("--over", "one.value=1,-1")
     assert isinstance(ended.error, ManifestError) and "(in the trial one.value=-1)" in str(ended.error)
