@@ -101,9 +101,12 @@ class Context:
         }
         self._tell(FilesRead(self.stage_id, files))
 
-    def log(self, text: str) -> None:
-        """Write `text`, one line, to the run's log, and to the screen with --verbose."""
-        self._tell(LogLine(self.stage_id, _checked("log(...)", text, str)))
+    def log(self, text: str, shown: bool = False) -> None:
+        """Write `text`, one line, to the run's log, and to the screen with --verbose, or in any case if `shown`.
+
+        Unlike a notice, it is not part of the stage's result: a run that finds the stage cached does not have it.
+        """
+        self._tell(LogLine(self.stage_id, _checked("log(...)", text, str), shown))
 
 
 def _checked(call: str, value: _T, *types: type) -> _T:

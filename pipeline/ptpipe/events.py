@@ -71,6 +71,8 @@ class LogLine:
 
     stage_id: str
     text: str
+    shown: bool = False
+    """On the screen without --verbose too."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -97,7 +97,7 @@ def _teller(folder: Path, rank: int) -> Callable[[Event], None]:
 
     def tell(event: Event) -> None:
         if isinstance(event, LogLine):
-            event = LogLine(event.stage_id, f"[rank {rank}] {event.text}")
+            event = replace(event, text=f"[rank {rank}] {event.text}")
         elif rank != 0 and not isinstance(event, ModulesImported | FilesRead):
             return
         write_event(folder, rank, event)

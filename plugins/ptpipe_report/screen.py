@@ -71,13 +71,13 @@ class Screen(Reporter):
         self._progress.begin(event)
 
     def event(self, event: Event) -> None:
-        """Record progress; write a notice at once, and a log line if the run is verbose."""
+        """Record progress; write a notice at once, and a log line if it is to be shown or the run is verbose."""
         if isinstance(event, Progress):
             self._progress.record(event)
             self._write_progress(event)
         elif isinstance(event, Notice) and self._notices.add(event):
             self._write_notice(event)
-        elif isinstance(event, LogLine) and self._is_verbose:
+        elif isinstance(event, LogLine) and (self._is_verbose or (event.shown and not self._is_quiet)):
             self._writer.entry(Text(f"{_MARGIN}{one_line(event.stage_id)}: ", FAINT), event.text, FAINT)
 
     def stage_finished(self, event: StageFinished) -> None:

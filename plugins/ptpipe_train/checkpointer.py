@@ -136,7 +136,8 @@ class Checkpointer:
 
     def _restore(self, state: TrainingState, checkpoint: Checkpoint) -> None:
         state.restore(checkpoint)
-        self.ctx.log(f"training resumes from the checkpoint of step {checkpoint.step}")
+        is_first = self.workers.rank == 0
+        self.ctx.log(f"training resumes from the checkpoint of step {checkpoint.step}", shown=is_first)
         before: dict[str, Any] = checkpoint.metadata["environment"]
         changes = [
             f"{name} was {before.get(name)}, is {now}"

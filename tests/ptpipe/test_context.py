@@ -17,12 +17,14 @@ def test_everything_said_is_told(tmp_path):
     ctx.metric(accuracy=0.9, rows=[1, 2])
     ctx.notice("look here")
     ctx.log("a line")
+    ctx.log("another", shown=True)
     assert told == [
         Progress("net", 3, 10, "batches", {"loss": 0.5}),
         Metric("net", "accuracy", 0.9),
         Metric("net", "rows", [1, 2]),
         Notice("net", "look here"),
         LogLine("net", "a line"),
+        LogLine("net", "another", shown=True),
     ]
 
 

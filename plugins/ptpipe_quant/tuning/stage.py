@@ -49,7 +49,7 @@ class _Tuning:
     def run(self) -> None:
         """Rank the layers unless that is done, then search."""
         if self._journal.trials:
-            self._ctx.log(f"resuming: {len(self._journal.trials)} trials are done")
+            self._ctx.log(f"the search resumes: {len(self._journal.trials)} trials are done", shown=True)
         if not self._journal.chains:
             self._journal.set_chains(self._ranked())
         search(self._journal.chains, self._evaluate)

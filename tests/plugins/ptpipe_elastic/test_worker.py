@@ -19,7 +19,7 @@ from ptpipe_torch.distributed.worker_group import WorkerGroupError
 SAID: tuple[Event, ...] = (
     Progress("t", 1, 2, "images", {"loss": 0.5}),
     Metric("t", "loss", 0.5),
-    LogLine("t", "made it"),
+    LogLine("t", "made it", shown=True),
     Notice("t", "slow"),
 )
 
@@ -36,11 +36,11 @@ def heard(folder: Path, ranks: Iterable[int]) -> list[Event]:
 
 def test_rank_0_speaks_for_all(tmp_path: Path) -> None:
     progress, metric, _, notice = SAID
-    assert heard(tmp_path, [0]) == [progress, metric, LogLine("t", "[rank 0] made it"), notice]
+    assert heard(tmp_path, [0]) == [progress, metric, LogLine("t", "[rank 0] made it", shown=True), notice]
 
 
 def test_of_the_others_only_the_log_is_heard_with_their_rank(tmp_path: Path) -> None:
-    assert set(heard(tmp_path, [3, 12])) == {LogLine("t", "[rank 3] made it"), LogLine("t", "[rank 12] made it")}
+    assert set(heard(tmp_path, [3, 12])) == {LogLine("t", f"[rank {rank}] made it", shown=True) for rank in (3, 12)}
 
 
 def test_together_they_say_everything_once(tmp_path: Path) -> None:

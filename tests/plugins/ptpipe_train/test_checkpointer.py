@@ -147,8 +147,8 @@ def test_alone_it_goes_on_from_the_newest_of_the_same_work(tmp_path: Path) -> No
     fresh = make_state(1)
     assert make_checkpointer(tmp_path, events).restore_newest(fresh)
     assert_same(replace_rng(fresh.checkpoint(9, {})), replace_rng(make_state(9).checkpoint(9, {})))
-    assert [event.text for event in events if isinstance(event, LogLine)] == [
-        "training resumes from the checkpoint of step 9"
+    assert [event for event in events if isinstance(event, LogLine)] == [
+        LogLine("t", "training resumes from the checkpoint of step 9", shown=True)
     ]
     assert not make_checkpointer(tmp_path, events, work="other").restore_newest(make_state())
     assert not [event for event in events if isinstance(event, Notice)]
