@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections import Counter
@@ -110,7 +111,8 @@ def command(started: RunStarted) -> str:
     for override in started.overrides:
         words += ["-s", override]
     artifacts = started.folder.parent.parent
-    if started.folder.parent.name == "runs" and artifacts.absolute() != Path("artifacts").absolute():
+    is_default = artifacts.absolute() == Path("artifacts").absolute() and not os.environ.get("PTPIPE_ARTIFACTS")
+    if started.folder.parent.name == "runs" and not is_default:
         words += ["--artifacts", str(artifacts)]
     words += started.arguments
     return " ".join(map(_quoted, words))

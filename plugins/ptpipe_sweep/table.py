@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -107,7 +108,7 @@ def command(manifest: str, overrides: Mapping[str, JSON], artifacts: Path, threa
     words = ["ptpipe", "run", manifest]
     for name, value in overrides.items():
         words += ["-s", f"{name}={json.dumps(value) if not isinstance(value, str) else _plain(value)}"]
-    if artifacts != Path("artifacts"):
+    if artifacts != Path("artifacts") or os.environ.get("PTPIPE_ARTIFACTS"):
         words += ["--artifacts", str(artifacts)]
     prefix = f"OMP_NUM_THREADS={threads} " if threads != host.num_threads() else ""
     return prefix + shlex.join(words)

@@ -249,10 +249,30 @@ def test_every_ending_is_named_with_the_command_that_resumes(script, exit_code, 
     assert shown[-2] == "  resume with:   ptpipe run manifests/mnist_qat.yaml --nnodes 2"
 
 
+@pytest.mark.parametrize(
+    ("folder", "variable", "option"),
+    [
+        ("artifacts", "", ""),
+        ("artifacts", "elsewhere", " --artifacts {}"),
+        ("elsewhere", "elsewhere", " --artifacts {}"),
+        ("elsewhere", "", " --artifacts {}"),
+    ],
+)
+def test_the_command_that_resumes_uses_the_same_artifacts_folder(
+    script, tmp_path, monkeypatch, folder, variable, option
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PTPIPE_ARTIFACTS", variable)
+    script.folder = tmp_path / folder / "runs" / "r"
+    shown = shown_lines(on(None), script, script.mnist()[:1], exit_code=1)
+    command = f"ptpipe run manifests/mnist_qat.yaml{option.format(tmp_path / folder)}"
+    assert f"  resume with:   {command}" in shown
+
+
 def test_quiet_shows_problems_and_the_end(script, verdict) -> None:
     script.verbosity = -1
     stages = [*script.mnist(), script.stage("big", "gate.size", Outcome.REFUSED, outputs=verdict("refused", "too big"))]
-    events = {"pretrain": [*script.training(), LogLine("pretrain", "chatter")]}
+    events = {"pretrain": [*script.training(), LogLine("pretrain", "chatter", shown=True)]}
     assert shown_lines(on(None), script, stages, events, exit_code=3) == [
         "▲ data: digits in place of mnist",
         "▲ pretrain: fell back to float32",
@@ -271,9 +291,10 @@ def test_silent_writes_nothing(script) -> None:
 
 
 def test_verbose_shows_log_lines_and_keys(script) -> None:
-    events = {"pretrain": [LogLine("pretrain", "compiled in 3 s")]}
+    events = {"pretrain": [LogLine("pretrain", "compiled in 3 s"), LogLine("pretrain", "resumes", shown=True)]}
     default = shown_lines(on(None), script, script.mnist(), events)
     assert "  pretrain: compiled in 3 s" not in default
+    assert "  pretrain: resumes" in default
     script.verbosity = 1
     shown = shown_lines(on(None), script, script.mnist(), events)
     assert "  pretrain: compiled in 3 s" in shown

@@ -100,6 +100,13 @@ def test_the_command_gives_back_every_value(value):
         pytest.fail(str(error))
 
 
+def test_the_command_uses_the_same_artifacts_folder(monkeypatch):
+    monkeypatch.delenv("PTPIPE_ARTIFACTS", raising=False)
+    assert "--artifacts" not in command("m.yaml", {}, Path("artifacts"), 1)
+    monkeypatch.setenv("PTPIPE_ARTIFACTS", "elsewhere")
+    assert command("m.yaml", {}, Path("artifacts"), 1).endswith("--artifacts artifacts")
+
+
 def test_markdown_is_a_table_whatever_the_cells_have():
     assert markdown(("a", "b"), [("x|y", "*")]) == "| a | b |\n| --- | --- |\n| x\\|y | \\* |"
     assert "\n" not in markdown(("a",), []).partition("\n")[2].partition("\n")[2]
