@@ -72,7 +72,8 @@ def describe_failure(file: Path, what: str, error: BaseException) -> str:
         return f"{Path(error.filename).name}:{error.lineno}: {text}"
     frames = traceback.extract_tb(error.__traceback__)
     inside = [frame for frame in frames if Path(frame.filename).parent.is_relative_to(file.parent)]
-    own = [frame for frame in inside if "site-packages" not in frame.filename]  # a virtual environment in the folder
+    # A virtual environment may be in the folder; Debian's name of the folder of packages is another.
+    own = [frame for frame in inside if not {"site-packages", "dist-packages"} & {*Path(frame.filename).parts}]
     place = f" ({Path(own[-1].filename).name}:{own[-1].lineno}: {own[-1].line})" if own else ""
     return f"{file.name}: {what} raised {text}{place}"
 

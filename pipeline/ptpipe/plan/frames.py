@@ -12,6 +12,7 @@ from types import FrameType, ModuleType
 from typing import TYPE_CHECKING
 
 from ptpipe import hookspecs
+from ptpipe.plan.module_files import is_in_site_packages
 from ptpipe.printable import first_line
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def package_folder(module: ModuleType) -> Path | None:
 def _is_ours(filename: str) -> bool:
     """Return whether code belongs to ptpipe, the standard library, pluggy or pydantic."""
     path = Path(filename)
-    if "site-packages" in path.parts:
+    if is_in_site_packages(filename):
         return bool({"pluggy", "pydantic"} & set(path.parts))
     core, stdlib = Path(hookspecs.__file__).parent, sysconfig.get_path("stdlib")
     return filename.startswith("<") or path.is_relative_to(core) or path.is_relative_to(stdlib)

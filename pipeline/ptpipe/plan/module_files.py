@@ -117,10 +117,11 @@ def is_own_code(file: str) -> bool:
 
 def is_installed(file: str) -> bool:
     """Return whether a file belongs to an installed package: one in `site-packages`, or of `pip install --target`."""
-    return _is_in_site_packages(file) or any(file.startswith(_installed_in(folder)) for folder in sys.path)
+    return is_in_site_packages(file) or any(file.startswith(_installed_in(folder)) for folder in sys.path)
 
 
-def _is_in_site_packages(file: str) -> bool:
+def is_in_site_packages(file: str) -> bool:
+    """Return whether a file lies where installers put packages, under Debian's name of that folder too."""
     return "/site-packages/" in file or "/dist-packages/" in file
 
 
@@ -130,7 +131,7 @@ def _installed_in(folder: str) -> tuple[str, ...]:
 
     Other files of the folder are the user's own: `pip install --target .` puts packages beside these.
     """
-    if _is_in_site_packages(f"{folder}/"):  # all of it is installed
+    if is_in_site_packages(f"{folder}/"):  # all of it is installed
         return ()
     found: set[str] = set()
     for record in Path(folder).glob("*.dist-info/RECORD"):

@@ -105,12 +105,15 @@ def test_errors_name_the_line(mine: Path) -> None:
         load_function(mine, "leaves")()
 
 
-def test_a_library_in_the_folder_is_not_the_users_code(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    library = mine.parent / ".venv" / "site-packages" / "library_of_mine.py"
+@pytest.mark.parametrize("folder", ["site-packages", "dist-packages"])
+def test_a_library_in_the_folder_is_not_the_users_code(
+    mine: Path, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    library = mine.parent / ".venv" / folder / f"library_of_mine_in_{folder[:4]}.py"
     library.parent.mkdir(parents=True)
     library.write_text("def work():\n    return 1 / 0\n")
     monkeypatch.syspath_prepend(str(library.parent))
-    mine.write_text("import library_of_mine\ndef calls(): return library_of_mine.work()\n")
+    mine.write_text(f"import {library.stem} as library\ndef calls(): return library.work()\n")
     with pytest.raises(StageError, match=r"ZeroDivisionError: division by zero \(mine.py:2: def calls"):
         load_function(mine, "calls")()
 

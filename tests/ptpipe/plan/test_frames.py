@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from ptpipe.plan.frames import own_frames
+from ptpipe.plan.frames import describe_error, own_frames
 from ptpipe.plan.vocabulary import load_vocabulary
 
 from .test_vocabulary import GOOD, _alone, write
@@ -40,6 +40,14 @@ def test_frames_of_a_plugins_own_code(tmp_path):
     assert own_frames((), raised.value) == ()
     message = "it raised JSONDecodeError (inner.py:3: return json.loads('{'))"
     assert own_frames(vocabulary.plugins, raised.value, (), message) == ("beside_it.py:3 in work: return inner.work()",)
+
+
+@pytest.mark.parametrize("folder", ["site-packages", "dist-packages"])
+def test_the_place_of_an_error_is_not_in_pluggy_or_pydantic(tmp_path, folder):
+    library = tmp_path / folder / "pluggy" / "callers.py"
+    with pytest.raises(ZeroDivisionError) as raised:
+        exec(compile("def call():\n    1 / 0\ncall()", str(library), "exec"))
+    assert describe_error(raised.value) == f"ZeroDivisionError: division by zero (test_frames.py:{raised.tb.tb_lineno})"
 
 
 def test_hooks_that_wrap_what_failed_are_left_out(tmp_path):
