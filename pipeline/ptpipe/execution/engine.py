@@ -114,7 +114,7 @@ def _preflight(plan: Plan, statuses: Iterable[CacheStatus]) -> bool:
                     problems += [plan.problem(stage.id, line) for line in stage.stage.preflight(stage.config)]
             except (StageError, OSError) as error:
                 problems.append(plan.problem(stage.id, error_text(error)))
-            except Exception as error:  # noqa: BLE001  # a plugin may raise anything
+            except (Exception, SystemExit) as error:  # noqa: BLE001  # a plugin may raise anything
                 problems.append(plan.plugin_problem(stage.id, "preflight()", error))
     if problems:
         raise ManifestError(problems)

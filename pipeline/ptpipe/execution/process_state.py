@@ -12,7 +12,7 @@ import threading
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from ptpipe.errors import UsageError
 
@@ -24,9 +24,10 @@ _entered: list[tuple[int, int]] = []
 def process_state_restored() -> Iterator[None]:
     """Leave the calling process as it was: plugins and the libraries that they import may change any of this.
 
-    Restores `sys.path`, the handler of SIGCHLD and all that `settings_restored` does. Imported modules stay. Raises
-    UsageError where another thread of this process is in such a `with`: each would run with what the plugins of the
-    other have set. It does not wait, as a stage may be waiting for this thread.
+    Restores `sys.path`, the handler of SIGCHLD and all that `settings_restored` does. Imported modules stay. Inside,
+    `os._exit` raises SystemExit: see `_exit_refused`. Raises UsageError where another thread of this process is in
+    such a `with`: each would run with what the plugins of the other have set. It does not wait, as a stage may be
+    waiting for this thread.
     """
     me = os.getpid(), threading.get_ident()  # the process: a fork inherits the list
     try:
@@ -38,7 +39,7 @@ def process_state_restored() -> Iterator[None]:
             )
         path = list(sys.path)
         try:
-            with settings_restored(), _child_handler_restored():
+            with settings_restored(), _child_handler_restored(), _exit_refused():
                 yield
         finally:
             sys.path[:] = path
@@ -79,6 +80,26 @@ def _child_handler_restored() -> Iterator[None]:
             _restore_handlers({signal.SIGCHLD: handler})
             if torch_signals := sys.modules.get("torch.utils.data._utils.signal_handling"):
                 torch_signals._SIGCHLD_handler_set = False  # type: ignore[attr-defined]  # for the caller's, later runs'
+
+
+@contextlib.contextmanager
+def _exit_refused() -> Iterator[None]:
+    """Let `os._exit` raise SystemExit inside the `with`: no stage may end the run with an exit code of its own choice.
+
+    In this thread alone: a fork has to end that way, and a watchdog's thread can't end the process otherwise.
+    """
+    leave, me = os._exit, (os.getpid(), threading.get_ident())
+
+    def refuse(status: int) -> NoReturn:
+        if (os.getpid(), threading.get_ident()) != me:
+            leave(status)
+        raise SystemExit(status)
+
+    os._exit = refuse
+    try:
+        yield
+    finally:
+        os._exit = leave
 
 
 def _restore_folder(folder: Path) -> None:

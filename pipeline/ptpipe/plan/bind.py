@@ -123,7 +123,7 @@ class Plan:
             message += beside_manifest_hint(self.manifest.path, self[stage_id].options, message)
         return Problem(f"{stage_id}: {message}", self.manifest.locate(*path), suggestion, severity=severity)
 
-    def plugin_problem(self, stage_id: str, what: str, error: Exception) -> Problem:
+    def plugin_problem(self, stage_id: str, what: str, error: BaseException) -> Problem:
         """Return a problem of the plugin behind the stage `stage_id`: its `what` (`preflight()`) raised `error`."""
         stage = self[stage_id]
         owner = self.vocabulary.owners[stage.kind].name

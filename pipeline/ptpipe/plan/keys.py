@@ -103,7 +103,7 @@ def _ask(plan: Plan, stage: PlannedStage, problems: list[Problem], what: str, fu
         return function()
     except (StageError, OSError) as error:
         problems.append(plan.problem(stage.id, error_text(error)))
-    except Exception as error:  # noqa: BLE001  # a plugin may raise anything
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # a plugin may raise anything
         problems.append(plan.plugin_problem(stage.id, what, error))
     return None
 

@@ -947,6 +947,7 @@ def _preflight(config):
         ("return ['no such engine here', 'and no disk']", "sum: no such engine here\n{m}:7:8: sum: and no disk", 2),
         ("raise StageError('give me a GPU')", "sum: give me a GPU", 2),
         ("raise FileNotFoundError(2, 'No such file', 'x')", "sum: [Errno 2] No such file: 'x'", 2),
+        ("sys.exit(0)", "sum: preflight() of toy.add (plugin ./toy.py) failed: SystemExit: 0 (toy.py:{line})", 6),
         ("return {}['a']", "sum: preflight() of toy.add (plugin ./toy.py) failed: KeyError: 'a' (toy.py:{line})", 6),
         (
             "pass",

@@ -62,6 +62,35 @@ def test_a_run_changes_nothing_of_the_process(project, stages, is_collecting):
         (gc.enable if was_collecting else gc.disable)()
 
 
+def test_a_stage_that_leaves_the_process_fails(project, monkeypatch):
+    left = []
+    monkeypatch.setattr(os, "_exit", left.append)
+    project.edit("sys.exit(0)", "os._exit(0)")
+    project.write("bad: {uses: toy.fail, with: {how: exit}}")
+    result = project.run()
+    assert (result.exit_code, result.stages["bad"].message, left) == (ptpipe.ExitCode.FAILED, "SystemExit: 0", [])
+    assert result.stages["bad"].frames[-1].endswith("in fail: os._exit(0)")
+    assert os._exit == left.append
+
+
+def test_other_threads_and_forks_can_leave(monkeypatch):
+    left = []
+    monkeypatch.setattr(os, "_exit", left.append)
+
+    def leave():
+        with pytest.raises(SystemExit):  # as the stand-in returns
+            os._exit(3)
+
+    with process_state_restored():
+        thread = threading.Thread(target=leave)
+        thread.start()
+        thread.join()
+        with monkeypatch.context() as fork, pytest.raises(SystemExit):
+            fork.setattr(os, "getpid", lambda: 1)
+            os._exit(4)
+    assert left == [3, 4]
+
+
 def test_a_plan_that_was_loaded_changes_nothing_of_the_process(project):
     project.plugin.write_text(project.plugin.read_text().replace("import errno", INTRUSIVE + "import errno"))
     project.write("one: {uses: toy.make}")
@@ -308,7 +337,8 @@ def fork():
     child = os.fork()
     if child == 0:
         with process_state_restored():
-            os._exit(7)
+            entered = 7
+        os._exit(entered)  # inside it would be refused
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 with process_state_restored():
