@@ -50,8 +50,9 @@ def get(run: str, stage: str, dest: Path, force: bool, artifacts: Path, as_json:
     if as_json:
         print_json([str(target) for target in targets.values()])
     else:
-        lines = [f"wrote {target}" for target in files.values()]
-        echo("\n".join([*lines, *(f"removed {path}: it signed another file" for path in removed)]))
+        echo("\n".join(f"wrote {target}" for target in files.values()))
+    for path in removed:
+        echo(f"removed {path}: it signed another file", err=as_json)  # the JSON lists files to use, for programs
 
 
 def _with_provenance(source: Path, target: Path) -> dict[Path, Path]:

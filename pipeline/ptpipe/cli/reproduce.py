@@ -63,6 +63,8 @@ def reproduce(  # one parameter an option
     with contextlib.ExitStack() as stack:
         place = work or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ptpipe-")))
         result = reproduce(past, plan, place, tolerance)
+    if work is None:  # the run has named files there
+        echo(f"{place} was temporary and is deleted; --work FOLDER keeps what is run again", err=True)
     _show(past, result, as_json)
     if result.exit_code.is_interrupted:
         return int(result.exit_code)

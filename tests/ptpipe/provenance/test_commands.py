@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 
@@ -104,9 +105,12 @@ def test_get_deletes_the_signatures_of_the_file_that_it_replaces(shop, run_cli, 
     refused = run_cli("get", second, "sum", "out", alone=True)
     assert (refused.code, "out/number.json.dsse.json exists (--force" in refused.err) == (ExitCode.USAGE, True)
     replaced = run_cli("get", second, "sum", "out", "--force", alone=True)
-    assert replaced.out.endswith("removed out/number.json.dsse.json: it signed another file\n")
+    removed = "removed out/number.json.dsse.json: it signed another file\n"
+    assert replaced.out.endswith(removed)
     assert run_cli("verify", "out/number.json", alone=True).code == 0
     assert run_cli("sign", "out/number.json", "--key", "mine.pem", alone=True).code == 0
+    as_json = run_cli("get", first, "sum", "out", "--force", "--json", alone=True)
+    assert (as_json.json, as_json.err) == (["out/number.json"], removed)
 
 
 def openssl(*arguments):
@@ -120,12 +124,13 @@ def test_reproduce(shop, run_cli, tmp_path):
     assert same.out.splitlines()[0].split() == ["stage", "kind", "result"]
     assert same.out.count("bit-equal") == 4
     assert same.out.splitlines()[-1].endswith(" was reproduced")
+    assert re.search(r"^/\S+ was temporary and is deleted; --work FOLDER keeps what is run again$", same.err, re.M)
     shop.edit("return Number(a.value + b.value)", "return Number(a.value + b.value + 1)")
     other = run_cli("reproduce", "last", "--work", "kept", "--json", alone=True)
     assert other.code == ExitCode.FAILED
     assert (other.json["reproduced"], other.json["first_cause"]) == (False, "sum")
     assert [stage["status"] for stage in other.json["stages"]] == ["bit-equal", "bit-equal", "different", "different"]
-    assert (tmp_path / "kept" / "index").is_dir()
+    assert (tmp_path / "kept" / "index").is_dir() and "temporary" not in other.err
     again = run_cli("reproduce", "last", "--work", "kept", alone=True)
     assert (again.code, "is not empty" in again.err) == (ExitCode.USAGE, True)
     assert run_cli("reproduce", "zebra", alone=True).code == ExitCode.USAGE
