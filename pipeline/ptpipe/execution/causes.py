@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
@@ -37,8 +38,10 @@ def error_frames(plugins: Sequence[Plugin], folders: Collection[Path], error: Ba
 def cause(error: BaseException) -> str:
     """Return the error in one line."""
     text = first_line(error)
-    if isinstance(error, OSError) and error.errno in _FULL_DISK:
-        return f"the disk is full: {text}"
     if isinstance(error, PtpipeError):
         return text
+    # Libraries that are not Python, such as safetensors, have errors of their own for it, with the same text.
+    is_full = isinstance(error, OSError) and error.errno in _FULL_DISK
+    if is_full or any(os.strerror(number) in text for number in _FULL_DISK):
+        return f"the disk is full: {text}"
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

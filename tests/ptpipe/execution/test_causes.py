@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+
 import pytest
 
 from ptpipe import StageError
@@ -21,3 +24,19 @@ def test_an_error_that_cannot_say_what_it_is_has_frames_and_a_line():
             raise MuteError from error
     assert error_frames((), (), raised.value) == ()
     assert cause(raised.value) == "<its __str__ raised RuntimeError>"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
+        OSError(errno.EDQUOT, os.strerror(errno.EDQUOT), "x"),
+        RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)"),
+    ],
+)
+def test_a_full_disk_is_named_whatever_the_type_of_the_error(error):
+    assert cause(error) == f"the disk is full: {error}"
+
+
+def test_a_cause_that_a_plugin_put_into_words_stays():
+    assert cause(StageError("cannot write x: No space left on device")) == "cannot write x: No space left on device"
