@@ -26,6 +26,7 @@ from torch.utils._pytree import tree_leaves
 
 from ptpipe import StageError
 from ptpipe_onnx import recurrent, translations
+from ptpipe_onnx.decompositions import decompose
 from ptpipe_onnx.embedding_bags import embedding_bag_replacements
 from ptpipe_onnx.graph import dropped_arrays_released, keep_outputs_inside, register_constants
 from ptpipe_onnx.layer_norms import use_layer_norms
@@ -64,6 +65,7 @@ def export(network: nn.Module, signature: Signature, opset: int) -> ir.Model:
             raise StageError(f"{_FAILED}: the positions that {operator} returns have no ONNX form{place}. {_REMEDY}")
         write_translatable(program)
         use_layer_norms(program)
+        decompose(program)
         names = exported_names(program, signature.outputs)
         try:
             with _reused_registry(), _passes_where_needed():

@@ -1,0 +1,170 @@
+"""Operators that need no decomposition, which traces a network again, and those that do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+import torch
+from torch import nn
+from torch.onnx._internal.exporter import _fx_passes
+
+from ptpipe_onnx import torch_exporter
+from ptpipe_torch import BATCH, Signature, TensorSpec
+
+SHAPE = (4, 6, 6)
+
+
+class Network(nn.Module):
+    """A function of a convolution's result."""
+
+    def __init__(self, function: Callable[..., Any], *layers: nn.Module) -> None:
+        super().__init__()
+        self.conv, self.layers, self.function = nn.Conv2d(4, 4, 3, padding=1), nn.ModuleList(layers), function
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.function(self.conv(x), *self.layers)
+
+
+def with_statistics(layer: nn.Module) -> nn.Module:
+    layer.running_mean.uniform_(-1, 1)
+    layer.running_var.uniform_(0.5, 2)
+    return layer
+
+
+def check(network: nn.Module, run_onnx: Callable[..., np.ndarray]) -> None:
+    """Export it and compare what the file returns with what the network does."""
+    network.eval()
+    x = torch.randn(2, *SHAPE, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        expected = network(x.clone())
+    outputs = (TensorSpec("y", "float32", (BATCH, *expected.shape[1:])),)
+    signature = Signature((TensorSpec("x", "float32", (BATCH, *SHAPE)),), outputs)
+    model = torch_exporter.optimize(torch_exporter.export(network, signature, 18))
+    found = run_onnx(ir.to_proto(model).SerializeToString(), x.numpy())
+    np.testing.assert_allclose(found, expected.numpy(), rtol=1e-4, atol=1e-5)
+
+
+def count_calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    calls, decompose = [], _fx_passes.decompose_with_registry
+
+    def counted(program: Any, registry: Any) -> Any:
+        calls.append(program)
+        return decompose(program, registry)
+
+    monkeypatch.setattr(_fx_passes, "decompose_with_registry", counted)
+    return calls
+
+
+def two_norms(x: torch.Tensor, norm: nn.Module, other: nn.Module) -> torch.Tensor:
+    return other(norm(x).relu_()).add_(x)
+
+
+def shared_with_nothing(x: torch.Tensor) -> torch.Tensor:
+    doubled = x * 2  # of the values before
+    x.mul_(3).clamp_(-1, 1)
+    return x + doubled  # of those after
+
+
+def through_dropout(x: torch.Tensor, drop: nn.Module) -> torch.Tensor:
+    same = drop(x)
+    same.relu_()
+    return x * 2
+
+
+def transposed(x: torch.Tensor, *layers: nn.Module) -> torch.Tensor:
+    line, plane, volume = layers
+    return volume(plane(line(x.flatten(2)).unflatten(2, (6, -1))).unsqueeze(2)).mean((2, 3, 4))
+
+
+@pytest.mark.parametrize(
+    ("function", "make"),
+    [
+        (two_norms, lambda: [with_statistics(nn.BatchNorm2d(4)), with_statistics(nn.BatchNorm2d(4, affine=False))]),
+        (shared_with_nothing, list),
+        (lambda x, drop: drop(x.relu()).add(1), lambda: [nn.Dropout(0.5, inplace=True)]),
+        (lambda x, drop: drop(x.flatten(1)) * 2, lambda: [nn.Dropout(0.5, inplace=True)]),
+        (through_dropout, lambda: [nn.Dropout(0.5)]),
+        (
+            transposed,
+            lambda: [
+                nn.ConvTranspose1d(4, 4, 3, padding=1, groups=2, bias=False),
+                nn.ConvTranspose2d(4, 4, 2, stride=2),
+                nn.ConvTranspose3d(4, 2, 3, stride=2, padding=1, output_padding=1, dilation=1),
+            ],
+        ),
+    ],
+)
+def test_without_tracing_again(
+    monkeypatch: pytest.MonkeyPatch, run_onnx: Callable[..., np.ndarray], function: Callable[..., Any], make: Any
+) -> None:
+    calls = count_calls(monkeypatch)
+    torch.manual_seed(0)
+    check(Network(function, *make()), run_onnx)
+    assert not calls
+
+
+def view_before(x: torch.Tensor) -> torch.Tensor:
+    rows = x.flatten(1)
+    x.relu_()
+    return rows
+
+
+def view_of_it(x: torch.Tensor) -> torch.Tensor:
+    x.flatten(2).relu_()
+    return x * 2
+
+
+def parts(x: torch.Tensor) -> torch.Tensor:
+    first, _ = x.chunk(2, 1)
+    first.mul_(2)
+    return x + 1
+
+
+def rounded(x: torch.Tensor) -> torch.Tensor:
+    sums = x + 0.5
+    sums.add_(torch.full((1,), 1e-9, dtype=torch.float64))
+    return sums * 1
+
+
+@pytest.mark.parametrize(
+    ("function", "make"),
+    [
+        (view_before, list),
+        (view_of_it, list),
+        (parts, list),
+        (rounded, list),
+        (lambda x, norm: norm(x), lambda: [nn.BatchNorm2d(4, track_running_stats=False)]),
+    ],
+)
+def test_what_shares_memory_is_traced_again(
+    monkeypatch: pytest.MonkeyPatch, run_onnx: Callable[..., np.ndarray], function: Callable[..., Any], make: Any
+) -> None:
+    calls = count_calls(monkeypatch)
+    torch.manual_seed(0)
+    check(Network(function, *make()), run_onnx)
+    assert len(calls) == 1
+
+
+class Changed(nn.Module):
+    """Changes its input, as `nn.ReLU(inplace=True)` in front does."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.relu_() * 2 + x
+
+
+class Returned(nn.Module):
+    """Returns a tensor that is changed after it was computed."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        y.relu_()
+        return y
+
+
+@pytest.mark.parametrize("make", [Changed, Returned])
+def test_inputs_and_outputs(run_onnx: Callable[..., np.ndarray], make: Callable[[], nn.Module]) -> None:
+    check(make(), run_onnx)
