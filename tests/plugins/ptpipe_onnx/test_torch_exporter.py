@@ -67,10 +67,16 @@ def test_int8_networks_are_traced_once(
     assert list(described(once)) == list(described(build_graph(model, 20).model))
 
 
-def test_operators_without_an_onnx_form_are_decomposed(float_model: Callable[[str], Model], traces: list[bool]) -> None:
-    model = build_graph(float_model("mobile"), 20).model  # batch norms, and ReLU6 in place
-    assert traces == [True]
-    assert {"Conv", "Clip"} <= {node.op_type for node in model.graph}
+def test_float_networks_are_traced_once(
+    float_model: Callable[[str], Model], traces: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = float_model("mobile")  # batch norms, and ReLU6 in place
+    once = build_graph(model, 20).model
+    assert traces == [False]
+    monkeypatch.setattr(torch_exporter, "decompose", lambda program: None)
+    twice = build_graph(model, 20).model
+    assert traces == [False, True]
+    assert list(described(once)) == list(described(twice))
 
 
 class Spectrum(nn.Module):
@@ -82,9 +88,10 @@ class Spectrum(nn.Module):
         return spectrum_NFT.reshape(x_NT.shape[0], 9, -1).abs()
 
 
-def test_complex_numbers(run_onnx: Callable[..., np.ndarray]) -> None:
+def test_complex_numbers(run_onnx: Callable[..., np.ndarray], traces: list[bool]) -> None:
     outputs = TensorSpec("outputs", "float32", (BATCH, 9, 9))
     model = torch_exporter.export(Spectrum(), Signature((TensorSpec("x", "float32", (BATCH, 64)),), (outputs,)), 20)
+    assert traces == [True]
     x_NT = torch.randn(3, 64, generator=torch.Generator().manual_seed(1))
     serialized = ir.to_proto(model).SerializeToString()
     np.testing.assert_allclose(run_onnx(serialized, x_NT.numpy()), Spectrum()(x_NT).numpy(), atol=1e-5)
