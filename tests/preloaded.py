@@ -16,3 +16,4 @@ _USED = (
 
 for name in (*BUILT_IN, *_USED):
     import_module(name)
+import_module("ptpipe_onnx.torch_exporter")._make_registry(opset_version=18)  # the default
