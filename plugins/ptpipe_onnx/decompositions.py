@@ -36,28 +36,49 @@ _DROPOUTS = tuple(
 )
 
 
-def decompose(program: ExportedProgram) -> None:
-    """Write operators in place, batch norms with fixed statistics and transposed convolutions otherwise, in place.
+_CONVERSIONS = (torch.ops.aten.to.dtype, torch.ops.aten.to.dtype_layout, torch.ops.aten.to.device)
+_ASSERTION = torch.ops.aten._assert_tensor_metadata.default
 
-    Operators in place stay where something may share memory with the tensor that they change. Dropouts in eval mode are
-    left out: they return their input itself, which the exporter does not know.
+
+def decompose(program: ExportedProgram) -> None:
+    """Write operators in place, batch norms with fixed statistics and the like otherwise, in place.
+
+    Operators in place stay where something may share memory with the tensor that they change: then all is left to the
+    exporter. Dropouts in eval mode are left out: they return their input itself, which the exporter does not know.
     """
     graph = program.graph_module.graph
     for node in [node for node in graph.nodes if node.target in _DROPOUTS]:
-        if not node.args[2] and all(user.op != "output" for user in node.users):
-            node.replace_all_uses_with(node.args[0])
-            graph.erase_node(node)
+        if not node.args[2]:
+            _leave_out(node)
     places = {node: place for place, node in enumerate(graph.nodes)}
     calls = [node for node in graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
     for node in calls:
         if node.target._schema.is_mutable:
             _write_out_of_place(node, places)
-    for node in calls:
-        if node.target is torch.ops.aten.batch_norm.default:
-            _fix_statistics(node)
-        elif node.target in _TRANSPOSED:
-            _write_convolution(node)
+    if not any(node.target._schema.is_mutable for node in calls):
+        for node in calls:
+            _write_with_form(node)
     program.graph_module.recompile()
+
+
+def _leave_out(node: Node) -> None:
+    """Let what reads the operator's result read its first argument. Outputs are known by name: their operators stay."""
+    if all(user.op != "output" for user in node.users):
+        source: Any = node.args[0]
+        node.replace_all_uses_with(source)
+        node.graph.erase_node(node)
+
+
+def _write_with_form(node: Node) -> None:
+    """Write an operator as one that has a form, where it is one of those above."""
+    if node.target is torch.ops.aten.batch_norm.default:
+        _fix_statistics(node)
+    elif node.target in _TRANSPOSED:
+        _write_convolution(node)
+    elif node.target in _CONVERSIONS:
+        _convert(node)
+    elif node.target is _ASSERTION:
+        node.graph.erase_node(node)
 
 
 def _write_out_of_place(node: Node, places: dict[Node, int]) -> None:
@@ -66,8 +87,9 @@ def _write_out_of_place(node: Node, places: dict[Node, int]) -> None:
     if not isinstance(changed, Node) or function is None or not _is_new(changed):
         return
     others = [user for user in changed.users if user is not node]
+    # Outputs are known by name, too.
     if not all((places[user] > places[node] and user.op != "output") or _is_new(user) for user in others):
-        return  # outputs are known by name, too
+        return
     args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda argument: argument.meta["val"])
     if function(*args, **kwargs).dtype is not changed.meta["val"].dtype:  # in place, a result is rounded to it
         return
@@ -97,7 +119,8 @@ def _is_new(node: Node) -> bool:
 
 def _fix_statistics(node: Node) -> None:
     """Replace a batch norm by the operator of its eval mode, which returns two empty tensors beside its result."""
-    source, weight, bias, mean, variance, is_training, momentum, epsilon, _ = node.args
+    args: Any = node.args
+    source, weight, bias, mean, variance, is_training, momentum, epsilon, _ = args
     if is_training or mean is None or variance is None or node.meta["val"].dtype is not torch.float32:
         return
     with node.graph.inserting_before(node):
@@ -112,9 +135,20 @@ def _fix_statistics(node: Node) -> None:
 
 def _write_convolution(node: Node) -> None:
     """Replace a transposed convolution by the general operator."""
-    num_axes = _TRANSPOSED[node.target]
-    defaults = (None, [1] * num_axes, [0] * num_axes, [0] * num_axes, 1, [1] * num_axes)
+    target: Any = node.target
+    num_axes = _TRANSPOSED[target]
+    defaults: list[Any] = [None, [1] * num_axes, [0] * num_axes, [0] * num_axes, 1, [1] * num_axes]
     source, weight, *given = node.args
-    bias, stride, padding, output_padding, groups, dilation = (*given, *defaults[len(given) :])
+    bias, stride, padding, output_padding, groups, dilation = given + defaults[len(given) :]
     node.target = torch.ops.aten.convolution.default
     node.args = (source, weight, bias, stride, padding, dilation, True, output_padding, groups)
+
+
+def _convert(node: Node) -> None:
+    """Replace a conversion by that of the type alone, which is all that a file has."""
+    source: Any = node.args[0]
+    dtype = node.meta["val"].dtype
+    if source.meta["val"].dtype is dtype:
+        _leave_out(node)
+    else:
+        node.target, node.args, node.kwargs = torch.ops.aten._to_copy.default, (source,), {"dtype": dtype}

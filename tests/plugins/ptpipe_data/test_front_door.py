@@ -28,7 +28,8 @@ def test_importing_and_keys_need_neither_torch_nor_numpy(tmp_path: Path) -> None
         "photos = {'path': sys.argv[1] + '/photos.csv', 'task': 'regression', 'targets': ['age']}; "
         "front.load_image_table.fingerprint(front.ImageTableConfig(**photos)); "
         "front.load_shards.fingerprint(front.ShardsConfig(path=sys.argv[1])); "
-        "print([name for name in ('torch', 'numpy', 'PIL', 'pyarrow', 'sklearn', 'torchvision') if name in sys.modules])"
+        "names = ('torch', 'numpy', 'PIL', 'pyarrow', 'sklearn', 'torchvision'); "
+        "print([name for name in names if name in sys.modules])"
     )
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", code, str(tmp_path)], capture_output=True, text=True, check=True

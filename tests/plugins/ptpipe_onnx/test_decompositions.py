@@ -75,6 +75,13 @@ def through_dropout(x: torch.Tensor, drop: nn.Module) -> torch.Tensor:
     return x * 2
 
 
+def converted(x: torch.Tensor) -> torch.Tensor:
+    counts = (x > 0).sum(1, keepdim=True).to("cpu")
+    return x.to(torch.float32) * counts.to(x.dtype) + counts.to(
+        dtype=torch.float32, memory_format=torch.preserve_format
+    )
+
+
 def transposed(x: torch.Tensor, *layers: nn.Module) -> torch.Tensor:
     line, plane, volume = layers
     return volume(plane(line(x.flatten(2)).unflatten(2, (6, -1))).unsqueeze(2)).mean((2, 3, 4))
@@ -88,6 +95,7 @@ def transposed(x: torch.Tensor, *layers: nn.Module) -> torch.Tensor:
         (lambda x, drop: drop(x.relu()).add(1), lambda: [nn.Dropout(0.5, inplace=True)]),
         (lambda x, drop: drop(x.flatten(1)) * 2, lambda: [nn.Dropout(0.5, inplace=True)]),
         (through_dropout, lambda: [nn.Dropout(0.5)]),
+        (converted, list),
         (
             transposed,
             lambda: [
