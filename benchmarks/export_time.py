@@ -1,9 +1,9 @@
 """How long export.onnx takes: up to its parity pass, and that pass against the forward passes that it is made of.
 
-The stage runs as in a manifest, on int8 models with random weights; its own events say when the parity pass starts
-(the first progress after the last metric) and ends. The forward passes are then run alone, on the same batches, which
-are in memory: ONNX Runtime, torch int8, torch float, and torch int8 again, which the pass gives inputs with noise.
-Every row has one warm-up export of a small network.
+The stage runs as in a manifest, on int8 models with random weights and on the float ones that they were made of; its
+own events say when the parity pass starts (the last metric before its first predictions) and ends. The forward passes
+are then run alone, on the same batches, which are in memory: ONNX Runtime, torch int8, torch float, and torch int8
+again, which the pass gives inputs with noise. Every table has one warm-up export of a small network.
 
     python benchmarks/export_time.py [--networks resnet18 mobilenet_v2 vit_b_16] [--size 64] [--samples 512]
 """
@@ -32,8 +32,7 @@ MAX_PARITY_RATIO = 1.5
 BATCH_SIZE = 64
 
 
-def int8_model(network: str, data: Data, backend: str, folder: Path) -> Model:
-    model = float_model(network, data, folder)
+def int8_model(model: Model, data: Data, backend: str, folder: Path) -> Model:
     prepared = prepare(PrepareConfig.model_validate({"backend": backend}), context(folder, "prepare"), model)
     calibrated = calibrate(CalibrateConfig(), context(folder, "calibrate"), prepared, data).model
     return convert(ConvertConfig(), context(folder, "convert"), calibrated)
@@ -45,7 +44,7 @@ def timed_export(model: Model, data: Data, num_samples: int, ctx: Context) -> tu
     start = time.perf_counter()
     timed = replace(ctx, _tell=lambda event: events.append((time.perf_counter(), event)))
     file = export_onnx(ExportConfig(num_samples=num_samples), timed, model, data)
-    in_pass = [moment for moment, event in events if isinstance(event, Progress)]
+    in_pass = [moment for moment, event in events if isinstance(event, Progress) and event.unit == "predictions"]
     before = max(moment for moment, event in events if isinstance(event, Metric) and moment < in_pass[0])
     return file, before - start, in_pass[-1] - before
 
@@ -73,12 +72,14 @@ def report(network: str, size: int, num_samples: int, backend: str) -> None:
         counts = {"num_train": 128, "num_test": num_samples, "calibration_size": 64}
         config = SyntheticConfig.model_validate({"image_size": pixels, "channels": channels, **counts})
         data = make_synthetic(config, context(folder, "data"))
-        model = int8_model(network, data, backend, folder)
+        floating = float_model(network, data, folder)
+        _, float_s, _ = timed_export(floating, data, num_samples, context(folder, "export_float"))
+        model = int8_model(floating, data, backend, folder)
         file, export_s, parity_s = timed_export(model, data, num_samples, context(folder, "export"))
         forward_s = forward_passes_s(file, model, data, num_samples)
         target = f"{TARGETS_S[network]:6.0f} s" if network in TARGETS_S else f"{'':8}"
         print(
-            f"{network:14} {export_s:8.2f} s {target} {parity_s:8.2f} s {forward_s:8.2f} s "
+            f"{network:14} {float_s:8.2f} s {export_s:8.2f} s {target} {parity_s:8.2f} s {forward_s:8.2f} s "
             f"{parity_s / forward_s:6.2f}x (target: {MAX_PARITY_RATIO}x)"
         )
 
@@ -91,7 +92,7 @@ def main() -> None:
     parser.add_argument("--backend", default="fbgemm", choices=["fbgemm", "x86", "onednn", "qnnpack"])
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
-    print(f"{'network':14} {'export':>10} {'target':>8} {'parity':>10} {'passes':>10}")
+    print(f"{'network':14} {'float':>10} {'int8':>10} {'target':>8} {'parity':>10} {'passes':>10}")
     report("small_cnn", 28, 8, arguments.backend)  # imports, and the exporter's table of operators
     for network in arguments.networks:
         size = 224 if network.startswith("vit") else arguments.size
