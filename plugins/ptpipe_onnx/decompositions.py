@@ -29,6 +29,8 @@ _NEW_TENSOR = frozenset(
     )
 ) | {*_TRANSPOSED}
 """Composite operators that return a tensor of their own. Others may return their input."""
+_VIEWS = (torch.ops.aten._unsafe_view.default,)
+"""That share memory with their input, which their schemas don't say."""
 _DROPOUTS = tuple(
     getattr(torch.ops.aten, f"{name}{suffix}").default
     for name in ("dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout")
@@ -100,12 +102,21 @@ def _write_out_of_place(node: Node, places: dict[Node, int]) -> None:
 
 
 def _out_of_place(target: Any) -> Any:
-    """Return `relu` of `relu_`, where it changes its first argument alone and there is such an operator."""
+    """Return `relu` of `relu_`, where it changes its first argument alone, and there is such a function of the same.
+
+    That of `pow_`, of this name and overload, takes the arguments in another order.
+    """
     first, *others = target._schema.arguments
-    is_alone = first.is_write and not any(argument.alias_info for argument in others)
     namespace, _, name = target._schema.name.partition("::")
     packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_"), None)
-    return getattr(packet, target._overloadname, None) if is_alone and name.endswith("_") else None
+    function = getattr(packet, target._overloadname, None)
+    if not name.endswith("_") or function is None or any(of.alias_info for of in others) or not first.is_write:
+        return None
+    schema = function._schema
+    same = [(of.name, str(of.type)) for of in schema.arguments] == [(of.name, str(of.type)) for of in (first, *others)]
+    return (
+        function if same and not schema.is_mutable and [str(of.type) for of in schema.returns] == ["Tensor"] else None
+    )
 
 
 def _is_new(node: Node) -> bool:
@@ -114,7 +125,7 @@ def _is_new(node: Node) -> bool:
     if not isinstance(target, torch._ops.OpOverload) or any(of.alias_info for of in target._schema.returns):
         return False
     composite = torch._C.DispatchKey.CompositeImplicitAutograd
-    return target in _NEW_TENSOR or not target.has_kernel_for_dispatch_key(composite)
+    return target in _NEW_TENSOR or (target not in _VIEWS and not target.has_kernel_for_dispatch_key(composite))
 
 
 def _fix_statistics(node: Node) -> None:
@@ -137,6 +148,8 @@ def _write_convolution(node: Node) -> None:
     """Replace a transposed convolution by the general operator."""
     target: Any = node.target
     num_axes = _TRANSPOSED[target]
+    if node.meta["val"].dim() != num_axes + 2:  # of one sample without its axis
+        return
     defaults: list[Any] = [None, [1] * num_axes, [0] * num_axes, [0] * num_axes, 1, [1] * num_axes]
     source, weight, *given = node.args
     bias, stride, padding, output_padding, groups, dilation = given + defaults[len(given) :]

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.onnx._internal.exporter import _fx_passes
 
-from ptpipe_onnx import torch_exporter
+from ptpipe_onnx import decompositions, torch_exporter
 from ptpipe_torch import BATCH, Signature, TensorSpec
 
 SHAPE = (4, 6, 6)
@@ -132,6 +132,12 @@ def parts(x: torch.Tensor) -> torch.Tensor:
     return x + 1
 
 
+def unsafe_view(x: torch.Tensor) -> torch.Tensor:
+    rows = torch.ops.aten._unsafe_view(x, [-1, 144])
+    x.relu_()
+    return rows + 1
+
+
 def rounded(x: torch.Tensor) -> torch.Tensor:
     sums = x + 0.5
     sums.add_(torch.full((1,), 1e-9, dtype=torch.float64))
@@ -144,6 +150,9 @@ def rounded(x: torch.Tensor) -> torch.Tensor:
         (view_before, list),
         (view_of_it, list),
         (parts, list),
+        (unsafe_view, list),
+        (lambda x: x.pow_(2) + 1, list),  # `pow.Scalar` has its arguments in the other order
+        (lambda x, layer: layer(x.mean((0, 3))).expand(2, -1, -1), lambda: [nn.ConvTranspose1d(4, 3, 2)]),
         (rounded, list),
         (lambda x, norm: norm(x), lambda: [nn.BatchNorm2d(4, track_running_stats=False)]),
     ],
@@ -155,6 +164,19 @@ def test_what_shares_memory_is_traced_again(
     torch.manual_seed(0)
     check(Network(function, *make()), run_onnx)
     assert len(calls) == 1
+
+
+def test_operators_of_one_name_take_the_same() -> None:
+    aten, found = torch.ops.aten, set()
+    for name in (name for name in dir(aten) if name.endswith("_") and not name.startswith("__")):
+        for overload in getattr(aten, name).overloads():
+            target = getattr(getattr(aten, name), overload)
+            if target._schema.is_mutable and (function := decompositions._out_of_place(target)) is not None:
+                arguments = zip(target._schema.arguments, function._schema.arguments, strict=True)
+                assert all((a.name, str(a.type)) == (b.name, str(b.type)) for a, b in arguments), name
+                found.add(name)
+    assert {"relu_", "add_", "mul_", "clamp_", "hardtanh_", "hardswish_", "silu_"} <= found
+    assert len(found) > 100
 
 
 class Changed(nn.Module):
