@@ -12,7 +12,7 @@ Shape legend: C channels of an edge; O output, I input channels of a layer, G it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -31,7 +31,6 @@ from ptpipe_quant.repairs.float_model import (
     with_changed,
 )
 from ptpipe_torch import Model
-from ptpipe_torch.model.example_inputs import probe_inputs
 
 _MAX_ROUNDS, _CONVERGED = 100, 1e-3
 _MAX_GROWTH = 4.0
@@ -51,8 +50,7 @@ def equalize(config: EqualizeConfig, ctx: Context, model: Model) -> Model:
     if not edges:
         raise StageError(f"{ctx.kind}: no two consecutive layers can be equalized: {unscalable_text(refused)}")
     before = _range_ratios(edges)
-    values = _largest_values(graph, model, [edge.producer for edge in edges if edge.producer.norm is None])
-    rounds = _scale(edges, [_constants(edge.producer, values) for edge in edges])
+    rounds = _scale(edges)
     after = _range_ratios(edges)
     names = dict.fromkeys(name for edge in edges for name in edge.changed_parameters())
     equalized = with_changed(model, graph, names)
@@ -72,8 +70,9 @@ def equalize(config: EqualizeConfig, ctx: Context, model: Model) -> Model:
     return absorbed
 
 
-def _scale(edges: Sequence[Edge], constants: Sequence[torch.Tensor]) -> int:
-    """Equalize all edges until nothing changes; return the number of rounds. `constants`: see `_constants`."""
+def _scale(edges: Sequence[Edge]) -> int:
+    """Equalize all edges until nothing changes; return the number of rounds."""
+    constants = [_constants(edge.producer) for edge in edges]
     totals = [torch.ones_like(constant_C) for constant_C in constants]
     for number in range(1, _MAX_ROUNDS + 1):
         change = 0.0
@@ -94,36 +93,14 @@ def _scale(edges: Sequence[Edge], constants: Sequence[torch.Tensor]) -> int:
     return _MAX_ROUNDS
 
 
-def _constants(layer: Layer, values: Mapping[str, float]) -> torch.Tensor:
-    """Return the size of each channel's bias, relative to the largest value that the layer returns, C.
-
-    `values`: that one by the names of layers; batch norms tell it themselves.
-    """
+def _constants(layer: Layer) -> torch.Tensor:
+    """Return the size of each channel's bias, relative to the largest value that batch norm or biases tell, C."""
     last: Any = layer.module if layer.norm is None else layer.norm
     if last.bias is None:
         return torch.zeros(len(last.weight))
     constant_C: torch.Tensor = last.bias.detach().abs()
     largest_C = constant_C if layer.norm is None else constant_C + _NUM_DEVIATIONS * last.weight.detach().abs()
-    least = max(values.get(layer.name, 0.0), torch.finfo(torch.float32).tiny)
-    return constant_C / largest_C.max().clamp(min=least)
-
-
-def _largest_values(graph: GraphModule, model: Model, layers: Sequence[Layer]) -> dict[str, float]:
-    """Return the largest value that each layer returns for that example input for which it is smallest."""
-    values: dict[str, float] = {}
-
-    def kept_as(name: str) -> Callable[..., None]:
-        def keep(module: nn.Module, inputs: object, output: torch.Tensor) -> None:
-            values[name] = output.abs().flatten(1).amax(1).min().item()
-
-        return keep
-
-    hooks = [layer.module.register_forward_hook(kept_as(layer.name)) for layer in layers]
-    if hooks:
-        probe_inputs(graph, model.signature.inputs)  # runs it
-    for hook in hooks:
-        hook.remove()
-    return values
+    return constant_C / largest_C.max().clamp(min=torch.finfo(torch.float32).tiny)
 
 
 def _range_ratios(edges: Sequence[Edge]) -> list[float]:

@@ -76,50 +76,6 @@ def test_all_others_are_scaled_without_a_limit(separable, ctx, monkeypatch, chan
     assert all(torch.equal(limited.tensors[name], free.tensors[name]) for name in free.tensors)
 
 
-@builder
-def plain_net(*, bias: float, gain: float, uneven: bool, dead: bool) -> nn.Module:
-    """Have no batch norm. `bias`: of each channel, for outputs of 1. `gain`: the size of all activations.
-
-    `uneven`: channels' weights differ by 2**10, undone by the next layer. `dead`: one returns nothing but its bias.
-    """
-    random = torch.Generator().manual_seed(0)
-    layers = [nn.Conv2d(1, 16, 3, padding=1), nn.Conv2d(16, 16, 1), nn.Conv2d(16, 16, 3, padding=1, groups=16)]
-    head = nn.Linear(16, NUM_CLASSES)
-    with torch.no_grad():
-        for layer in (*layers, head):
-            std = layer.weight[0].numel() ** -0.5
-            layer.weight.copy_(torch.randn(layer.weight.shape, generator=random) * std)
-            layer.bias.fill_(bias * gain)
-        layers[0].weight.mul_(gain)
-        if uneven:
-            scale_C = 2.0 ** torch.linspace(-10, 10, 16)[torch.randperm(16, generator=random)]
-            layers[0].weight.mul_(scale_C[:, None, None, None])
-            layers[1].weight.div_(scale_C[:, None, None])
-        if dead:
-            layers[1].weight[0] = 1e-12
-            layers[1].bias[0] = 2 * gain
-    convolutions = [part for layer in layers for part in (layer, nn.ReLU())]
-    return nn.Sequential(*convolutions, nn.AdaptiveAvgPool2d(1), nn.Flatten(), head)
-
-
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("gain", [1.0, 0.001])
-def test_without_batch_norm_tiny_biases_limit_nothing_and_dead_channels_do(digits, ctx, gain, backend) -> None:
-    tiny = make_model(plain_net, bias=1e-4, gain=gain, uneven=True, dead=False)
-    equalized = equalize(EqualizeConfig(), ctx, tiny)
-    network = equalized.build()
-    first_C, second_C = (
-        network[0].weight.detach().abs().amax((1, 2, 3)),
-        network[2].weight.detach().abs().amax((0, 2, 3)),
-    )
-    assert torch.allclose(first_C, second_C, rtol=0.01)
-    assert difference(static_int8(equalized, digits, ctx, backend=backend), tiny, digits) < 0.1
-    dead = make_model(plain_net, bias=0.1, gain=gain, uneven=False, dead=True)
-    equalized = equalize(EqualizeConfig(), ctx, dead)
-    assert difference(static_int8(equalized, digits, ctx, backend=backend), dead, digits) < 0.1
-
-
 def test_what_cannot_be_scaled_is_left_alone_and_named(ctx, metrics, digits) -> None:
     model = make_model(residual_net)
     equalized = equalize(EqualizeConfig(), ctx, model)
