@@ -22,6 +22,7 @@ from ptpipe_data.image_table_paths import find_images
 from ptpipe_data.labelled_images import decode_images, image_info
 from ptpipe_data.paths import dataset_name
 from ptpipe_data.splitting import draw_missing_splits
+from ptpipe_data.table_csv import AS_WRITTEN
 from ptpipe_data.table_file import TableFile, read_files
 from ptpipe_data.table_targets import TableReader, row_groups, row_splits, rows_of, source_of
 from ptpipe_torch import ArrayColumn, Column, Data, ImageFileColumn, Split
@@ -39,7 +40,8 @@ def load_image_table(config: ImageTableConfig, ctx: Context) -> Data:
 
     Raises StageError, with the row, for an image that is not in the folder, or that two rows name.
     """
-    files = read_files(config, pa.schema([(config.image, pa.string())]))
+    # 007 is text in a CSV file; numbers of a JSON file are whole already.
+    files = read_files(config, pa.schema([pa.field(config.image, pa.string(), metadata=AS_WRITTEN)]))
     for notice in (text for file in files.values() for text in file.notices):
         ctx.notice(notice)
     root = find_images(config)
@@ -99,8 +101,10 @@ def _paths(config: ImageTableConfig, files: Mapping[str, TableFile], root: Path)
 def _relative(text: str, suffix: str, root: Path, present: Set[str]) -> str:
     """Return the path that a value means, as `walk` has it."""
     path = normpath(f"{text}{suffix}")
-    if path.startswith("/"):
-        return os.path.relpath(path, root)
+    if path.startswith(("/", "../")):
+        file = root / path
+        found = (os.path.relpath(*of) for of in ((file, root), (file.resolve(), root.resolve())))
+        return next((relative for relative in found if relative in present), path)
     return path if path in present else normpath(path.replace("\\", "/"))  # as Windows writes it
 
 
@@ -119,6 +123,8 @@ def _check_present(file: TableFile, column: str, paths: Sequence[str], root: Pat
 
 def _hint(path: str, root: Path, present: Set[str]) -> str:
     """Return what to do about an image that is not there, where that can be told."""
+    if (root / path).is_file():
+        return ": it is hidden, or its suffix is no image's"
     for suffix in sorted(SUFFIXES):
         if f"{path}{suffix}" in present:
             return f"; there is {path}{suffix}: set `suffix` to {suffix}"

@@ -53,6 +53,8 @@ _LOCK_PROBE_S = 2.0
 """How long the lock may be held by nodes that only test whether node 0 is alive."""
 WAIT_FOR_LEADER_S = 600.0
 WAIT_WITHOUT_WORK_S = 20.0
+_WHOLE = (ExitCode.DONE, ExitCode.REFUSED, ExitCode.UNDECIDED)
+"""Of runs that came to their end: node 0 of any other has to come again."""
 """How long a node waits for a node 0 that ended before, where it finds every stage with several workers cached."""
 _MAX_BYTES = 1 << 20
 
@@ -227,7 +229,8 @@ class Follower:
             elif may_be_late and time.monotonic() > begin + WAIT_WITHOUT_WORK_S:
                 may_be_late = False  # node 0 may have come and gone, having found everything cached
                 earlier = _read(file, newer_than_ns=begin_ns - int(WAIT_FOR_LEADER_S * 1e9))
-                if earlier and earlier.state == "ended" and not self._has_work():
+                is_whole = earlier and earlier.state == "ended" and earlier.exit_code in _WHOLE
+                if earlier and is_whole and not self._has_work():
                     self._log(f"is not needed and ends: node 0 ended before with exit code {earlier.exit_code}")
                     return earlier.exit_code
             elif time.monotonic() > begin + WAIT_FOR_LEADER_S:

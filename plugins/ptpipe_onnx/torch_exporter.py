@@ -234,6 +234,10 @@ def _order_outputs(outputs: MutableSequence[ir.Value], specs: Sequence[TensorSpe
     if len(outputs) != len(specs):
         raise StageError(f"this network returns {len(outputs)} tensors; it must return {', '.join(map(str, specs))}")
     by_name = {output.name: output for output in outputs}
+    if missing := [spec.name for spec in specs if spec.name not in by_name]:
+        raise StageError(
+            f"{_FAILED}: the output {missing[0]} is another output, changed in place: return its `.clone()`"
+        )
     outputs[:] = [by_name[spec.name] for spec in specs]
     for output, spec in zip(outputs, specs, strict=True):
         shape = [size if isinstance(size, int) else "?" for size in output.shape or ()]

@@ -29,7 +29,9 @@ def early_stopping_problems(plan: Plan, summaries: Mapping[str, Mapping[str, Map
         rule = planned.config.early_stopping if isinstance(planned.config, TrainConfig) else None
         for data in planned.wiring["data"] if rule else ():
             found = summaries.get(data.stage, {}).get(data.output)
-            if rule and found:
+            if (
+                rule and found and found.keys() >= {"name", "num_val", "metrics"}
+            ):  # a class of one's own may have others
                 metrics = [f"val_{name}" for name in found["metrics"]]
                 if fault := find_fault(rule, found["name"], found["num_val"], metrics):
                     yield plan.problem(planned.id, fault, "early_stopping", "metric")

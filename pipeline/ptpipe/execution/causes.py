@@ -42,6 +42,7 @@ def cause(error: BaseException) -> str:
         return text
     # Libraries that are not Python, such as safetensors, have errors of their own for it, with the same text.
     is_full = isinstance(error, OSError) and error.errno in _FULL_DISK
-    if is_full or any(os.strerror(number) in text for number in _FULL_DISK):
+    is_memory = "shared memory" in text  # of data loading workers, which is no disk
+    if is_full or (not is_memory and any(os.strerror(number) in text for number in _FULL_DISK)):
         return f"the disk is full: {text}"
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

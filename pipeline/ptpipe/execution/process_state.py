@@ -86,20 +86,22 @@ def _child_handler_restored() -> Iterator[None]:
 def _exit_refused() -> Iterator[None]:
     """Let `os._exit` raise SystemExit inside the `with`: no stage may end the run with an exit code of its own choice.
 
-    In this thread alone: a fork has to end that way, and a watchdog's thread can't end the process otherwise.
+    A fork has to end that way, and a watchdog's thread can't end the process otherwise; but with 0 it can't mean to.
     """
-    leave, me = os._exit, (os.getpid(), threading.get_ident())
+    leave, process, thread, is_inside = os._exit, os.getpid(), threading.get_ident(), True
 
-    def refuse(status: int) -> NoReturn:
-        if (os.getpid(), threading.get_ident()) != me:
+    def refuse(status: int) -> NoReturn:  # a module that is imported inside may keep it
+        if os.getpid() != process or not is_inside:
             leave(status)
+        if threading.get_ident() != thread:
+            leave(status or 1)
         raise SystemExit(status)
 
     os._exit = refuse
     try:
         yield
     finally:
-        os._exit = leave
+        os._exit, is_inside = leave, False
 
 
 def _restore_folder(folder: Path) -> None:

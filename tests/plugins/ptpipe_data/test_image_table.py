@@ -137,6 +137,25 @@ def test_spellings_of_paths(table: Path, ctx: Context, spelling: Callable, optio
     assert {Path(id_).name for id_ in ids} == {f"{number:03d}.png" for number in range(60)}
 
 
+def test_numbers_in_a_json_file(table: Path, ctx: Context) -> None:
+    for path in (table.parent / "shots").iterdir():
+        path.rename(path.with_name(f"{int(path.stem)}.png"))
+    lines = (f'{{"image": {int(path[-7:-4])}, "colour": "{colour}"}}' for path, colour, *_ in rows(range(60)))
+    file = table.with_name("train.jsonl")
+    file.write_text("\n".join(lines))
+    data = front.load_image_table(config(file, folder=str(table.parent / "shots"), suffix=".png"), ctx)
+    assert {id_ for split in data.splits.values() for id_ in split.ids} == {f"{number}.png" for number in range(60)}
+
+
+@pytest.mark.parametrize("written", ["{folder}/shots/{name}", "../photos/shots/{name}"])
+def test_folders_through_links(table: Path, ctx: Context, written: str) -> None:
+    link = table.parent.parent / "link"
+    link.symlink_to(table.parent)
+    named = [written.format(folder=table.parent, name=Path(path).name) for path, *_ in rows(range(60))]
+    write_csv(table, [(path, *others) for path, (_, *others) in zip(named, rows(range(60)), strict=True)])
+    assert len(front.load_image_table(config(table, folder=str(link)), ctx).splits["train"]) == 42
+
+
 def test_parquet(table: Path, ctx: Context) -> None:
     columns = zip(*rows(range(60)), strict=True)
     file = table.with_name("train.parquet")
@@ -161,6 +180,11 @@ def without_folder(table: Path) -> None:
     write_csv(table, [(path.removeprefix("shots/"), *others) for path, *others in rows(range(60))])
 
 
+def hide(table: Path) -> None:
+    (table.parent / "shots" / "003.png").rename(table.parent / "shots" / ".003.png")
+    changed(3, image="shots/.003.png")(table)
+
+
 def as_gif(table: Path) -> None:
     (table.parent / "shots" / "003.png").rename(table.parent / "shots" / "003.gif")
     changed(3, image="shots/003.gif")(table)
@@ -175,6 +199,7 @@ def as_gif(table: Path) -> None:
         (changed(7, image="shots/002.png"), r"row 8.*'shots/002\.png', the image of .*train\.csv, row 3, too"),
         (without_suffix, r"row 1.*\(60 of 60 rows have none\); there is shots/000\.png: set `suffix` to \.png"),
         (without_folder, r"row 1.*; there is shots/000\.png: set `folder` to .*photos/shots$"),
+        (hide, r"row 4.*which is no image file in .*photos: it is hidden"),
         (as_gif, r"row 4.*an image of a format that is not read: convert it to JPEG or PNG"),
         (changed(2, colour=""), r"row 3, column 'colour'.*missing"),
         (lambda table: (table.parent / "shots" / "004.png").write_bytes(b""), r"004\.png is empty; remove or replace"),

@@ -340,6 +340,16 @@ def test_a_node_that_is_not_needed_ends_as_the_node_0_that_has_ended(cluster: Cl
     assert following.has_said(f"is not needed and ends: node 0 ended before with exit code {code}")()
 
 
+@pytest.mark.parametrize("code", [ExitCode.FAILED, ExitCode.INTERRUPTED])
+def test_a_node_0_that_did_not_come_to_its_end_is_waited_for(cluster: Cluster, are_cached, code) -> None:
+    leader = cluster.leader()
+    with leader.leading():
+        leader.end(code)
+    ending = cluster.follow().end()
+    assert isinstance(ending, StageError)
+    assert str(ending).startswith("node 0 did not start within")
+
+
 def test_a_node_that_is_needed_waits_for_the_next_node_0(cluster: Cluster, are_cached) -> None:
     leader = cluster.leader()
     with leader.leading():
