@@ -122,7 +122,7 @@ def _check_present(file: TableFile, column: str, paths: Sequence[str], root: Pat
 
 
 def _hint(path: str, root: Path, present: Set[str]) -> str:
-    """Return what to do about an image that is not there, where that can be told."""
+    """Return what to do about an image that is not there, where that is known."""
     if (root / path).is_file():
         return ": it is hidden, or its suffix is no image's"
     for suffix in sorted(SUFFIXES):
