@@ -20,7 +20,7 @@ from onnx import numpy_helper
 from torch import nn
 
 from ptpipe import Context, StageError
-from ptpipe_onnx import ExportConfig, export_onnx
+from ptpipe_onnx import ExportConfig, export_onnx, torch_exporter
 from ptpipe_onnx.graph import add_initializer
 from ptpipe_onnx.saturation import saturation_of
 from ptpipe_onnx.subpixel import Subpixel, evaluated, trimmed, write_as_convolutions
@@ -215,7 +215,25 @@ def int8(ctx: Context, data: Data, backend: str, build: Callable[..., nn.Module]
     return convert(ConvertConfig(), ctx, calibrate(CalibrateConfig(), ctx, prepared, data).model)
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.fixture(scope="module")
+def traced() -> dict[str, ir.Model]:
+    return {}
+
+
+@pytest.fixture
+def traced_once(traced: dict[str, ir.Model], request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trace the network of a test once: it takes seconds, and the test's parameters are faults of what follows."""
+    name, export = request.node.originalname, torch_exporter.export
+
+    def export_once(*arguments: Any) -> ir.Model:
+        if name not in traced:
+            traced[name] = export(*arguments)
+        return traced[name].clone()
+
+    monkeypatch.setattr(torch_exporter, "export", export_once)
+
+
+@pytest.mark.sampled(5, 1)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("sizes", [(2, 0, 0), (3, 1, 1), (4, 1, 0), (3, 0, 0)], ids=str)
 def test_every_layer_of_a_decoder_is_int8(
@@ -251,7 +269,7 @@ def sequences(*, kernel: int, padding: int, added: int, num_layers: int) -> nn.M
     return Sequences(kernel, padding, added, num_layers)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("sizes", [(2, 0, 0, 2), (3, 1, 1, 1), (8, 3, 0, 1), (8, 0, 0, 1), (5, 1, 0, 2)], ids=str)
 def test_layers_of_sequences_are_int8(
@@ -267,6 +285,7 @@ def test_layers_of_sequences_are_int8(
     assert not {"ConvTranspose", "DepthToSpace"} & run_types(onnx.load(file.path), tmp_path)
 
 
+@pytest.mark.usefixtures("traced_once")
 @pytest.mark.parametrize("what", ["weight", "order", "shape"])
 def test_a_file_with_another_layer_of_sequences_is_refused(
     what: str, digits: Data, ctx: Context, monkeypatch: Any
@@ -290,6 +309,7 @@ def test_a_file_with_another_layer_of_sequences_is_refused(
         export_onnx(ExportConfig(num_samples=64), ctx, model, digits)
 
 
+@pytest.mark.usefixtures("traced_once")
 @pytest.mark.parametrize("tampered_with", ["crop", "axes", "nothing"])
 def test_a_file_that_crops_otherwise_is_refused(
     tampered_with: str, digits: Data, ctx: Context, monkeypatch: Any
@@ -312,6 +332,7 @@ def test_a_file_that_crops_otherwise_is_refused(
         export_onnx(ExportConfig(num_samples=64), ctx, model, digits)
 
 
+@pytest.mark.usefixtures("traced_once")
 @pytest.mark.parametrize("what", ["weight", "arrangement", "mode"])
 def test_a_file_with_another_layer_is_refused(what: str, digits: Data, ctx: Context, monkeypatch: Any) -> None:
     from ptpipe_onnx import qdq_passes
