@@ -54,6 +54,7 @@ def traces(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return found
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["cnn", "mobile", "attention"])
 @pytest.mark.parametrize("backend", ["fbgemm", "qnnpack"])
 def test_int8_networks_are_traced_once(

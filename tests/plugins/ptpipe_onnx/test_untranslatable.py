@@ -221,7 +221,8 @@ def test_the_operator_and_its_line_are_named(
 @pytest.mark.parametrize(
     ("kind", "route"),
     [
-        *((kind, "fx") for kind in ("Eigenvalues", "Rotation", "OwnKernels", "Branch", "Count")),
+        *((kind, "fx") for kind in ("Eigenvalues", "OwnKernels", "Branch", "Count")),
+        pytest.param("Rotation", "fx", marks=pytest.mark.thorough),
         ("Eigenvalues", "export"),
     ],
 )
