@@ -276,6 +276,7 @@ def test_a_network_without_a_derivative_is_refused(ctx) -> None:
         prepared(ctx, Underivable)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("type_", [NoGrad, Decorated, InInferenceMode])
 def test_what_has_no_gradient_is_not_trained(ctx, few, type_, backend) -> None:
@@ -286,6 +287,7 @@ def test_what_has_no_gradient_is_not_trained(ctx, few, type_, backend) -> None:
     assert {name.split(".")[0] for name in changed} == {"body", "head"}
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("type_", [NoGrad, Reversal, Binary, Frugal])
 def test_such_networks_become_int8(ctx, few, type_, backend) -> None:

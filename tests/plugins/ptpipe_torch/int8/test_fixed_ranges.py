@@ -129,6 +129,7 @@ class Grids(Interpreter):
         return value
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("qat", [False, True])
 @pytest.mark.parametrize("join", NETWORKS)
