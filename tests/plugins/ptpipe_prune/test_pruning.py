@@ -184,6 +184,7 @@ def test_pruning_behind_a_quant_stage_is_found_before_the_run(tmp_path: Path) ->
         ptpipe.load_plan(manifest)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("backend", ["fbgemm", "qnnpack"])
 @pytest.mark.parametrize("batch_norm", ["train", "fold"])
 def test_the_zeros_are_there_in_the_int8_and_in_the_onnx_file(lab: Lab, backend: str, batch_norm: str) -> None:

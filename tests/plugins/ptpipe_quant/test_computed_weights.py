@@ -203,6 +203,7 @@ def test_what_training_could_tell_apart_stays(kind: str) -> None:
     assert "computed in the forward pass" in str(trace_network(network, pictures((1, 8, 8))).kept_float)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("network", [standardized, joined])
 def test_static(network: Any, backend: str, digits: Data, ctx: Context, events: list[Event], metrics: Any) -> None:

@@ -127,6 +127,7 @@ def test_a_part_in_torchscript_stays_float(ctx: Context, events: list[Event]) ->
     assert any("0 stays float: it is TorchScript" in event.text for event in events if isinstance(event, LogLine))
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", ["drop_path", "noise", "by_sizes"])
 def test_such_layers_act_in_training_and_leave_no_trace_in_int8(

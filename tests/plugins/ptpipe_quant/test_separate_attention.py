@@ -91,7 +91,7 @@ def trained_texts(words: Data) -> Model:
     return trained(model_of(padded_texts, words), words, epochs=6)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("path", "backend"),
     [("static", TARGETS[0]), ("qat", TARGETS[-1]), ("dynamic", TARGETS[0]), ("dynamic", TARGETS[-1])],

@@ -143,7 +143,7 @@ def network_source() -> str:
     return head + inspect.getsource(small_net)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(11)
 @pytest.mark.parametrize("backend", [backend for backend in ("fbgemm", "qnnpack") if backend in BACKENDS])
 @pytest.mark.parametrize("batch_norm", ["fold", "train"])
 @pytest.mark.parametrize(("bf16", "learned"), [(False, False), (True, False), (False, True), (True, True)])
@@ -176,6 +176,7 @@ def test_int8_computes_what_fake_quantization_computes(
     assert accuracy(real_NK, digits) > accuracy(expected_NK, digits) - 0.015
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("backend", [backend for backend in ("fbgemm", "qnnpack") if backend in BACKENDS])
 @pytest.mark.parametrize("batch_norm", ["fold", "train"])
 def test_int8_weights_are_those_that_training_rounds_to(trained_mixed, digits, ctx, batch_norm, backend) -> None:

@@ -291,6 +291,7 @@ def test_tensors_made_of_sizes_are_for_batches_of_any_size(made: str) -> None:
         torch.testing.assert_close(graph(x), network(x), rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("made", MADE)
 def test_they_are_joined_before_int8_layers(made: str, ctx: Context, digits: Data, metrics: Any) -> None:
     prepared = prepare(PrepareConfig(backend=BACKENDS[-1]), ctx, make_model(joining, made=made))
