@@ -196,7 +196,7 @@ def test_killed_at_random_moments_it_ends_with_the_same_bits(
 ) -> None:
     rng, moments = random.Random(f"{name} {NUM_KILLS}"), []
     while len(moments) < NUM_KILLS:
-        running = Running(tmp_path, MODES[name])
+        running = Running(tmp_path, MODES[name], forked=NUM_KILLS < 20)
         assert running.until(running.newest_step() + rng.randrange(3)), "over before it could be killed"
         time.sleep(rng.uniform(0, 0.05))
         # Now a worker, now the whole run, at once: its workers must not outlive it.
@@ -207,7 +207,7 @@ def test_killed_at_random_moments_it_ends_with_the_same_bits(
         moments.append((running.newest_step(), rank))
         if rank is not None and running.process.returncode == 1:
             assert f"worker {rank} was killed by SIGKILL" in output
-    last = Running(tmp_path, MODES[name])
+    last = Running(tmp_path, MODES[name], forked=True)
     assert "failed" not in last.end()
     assert last.process.returncode == 0
     assert same_bits(undisturbed(name), last), moments
@@ -301,7 +301,7 @@ def test_a_worker_that_hangs_is_named(tmp_path: Path, name: str, rank: int) -> N
     assert f"worker {rank} did not answer for 3 s" in output
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_an_interrupted_run_ends_its_workers(tmp_path: Path, number: int, code: int) -> None:
     running = Running(tmp_path, MODES["ddp"], forked=True)
