@@ -148,7 +148,7 @@ def trained_dense(digits: Data) -> Model:
     return train(make_model(rep_net, groups=1), digits, lr=0.05, epochs=5)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("route", ["fx", "export"])
 def test_a_network_with_branches(
@@ -164,7 +164,7 @@ def test_a_network_with_branches(
     assert metrics()["max_layer_difference_steps"] <= 1
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("route", ["fx", "export"])
 def test_dense_branches_are_merged_in_training_with_folded_batch_norms(

@@ -77,6 +77,7 @@ def test_the_best_epoch_is_that_of_the_averages(lab: Lab) -> None:
     assert_same_bits(trained.model, until_then.model)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("backend", ["fbgemm", "qnnpack"])
 @pytest.mark.parametrize("batch_norm", ["train", "fold"])
 def test_fake_quantization_keeps_the_ranges_of_the_last_step(lab: Lab, backend: str, batch_norm: str) -> None:
