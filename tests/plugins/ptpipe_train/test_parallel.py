@@ -91,7 +91,11 @@ MODES = {
 }
 
 
-@pytest.mark.parametrize("name", MODES)
+ONE_MORE = {"gpipe, 4 stages", "ddp+pp, interleaved"}
+"""Of which another mode shows the schedule, another the stages."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[thorough] * (name in ONE_MORE)) for name in MODES])
 def test_it_ends_where_one_process_does(run: Train, name: str) -> None:
     options = {"batch_size": 88} if name == "ddp+pp, interleaved" else {}  # it takes no halves of 46
     single = run(**options)
