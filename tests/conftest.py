@@ -27,6 +27,7 @@ from hypothesis import settings
 from ptpipe import RunResult, load_plan, run
 
 from .forks import fork_server as fork_server_running
+from .ptpipe.forked_commands import CommandFork
 
 # A busy machine is no bug: how long one example may take is not limited, how long a test may take is.
 settings.register_profile("ptpipe", deadline=None)
@@ -164,6 +165,8 @@ class CommandLine:
     """`run_cli("plan", "m.yaml")`: the process's exit code, stdout and stderr."""
 
     folder: Path
+    fork: CommandFork | None = None
+    """Where commands that run to their end are forked."""
 
     def __call__(
         self,
@@ -171,9 +174,14 @@ class CommandLine:
         python: Sequence[str] = (),
         alone: bool = False,
         timeout_s: float = 120,
+        real: bool = False,
         **changes: str,
     ) -> Ended:
-        """Run to the end."""
+        """Run to the end; `real`: in an interpreter of its own in any case."""
+        if self.fork and not real and not python and self.fork.can_run(variables := environment(**changes)):
+            words = command(*arguments, alone=alone)
+            code, out, err = self.fork.run(words, self.folder, variables, timeout_s)
+            return Ended(code, out.decode(), err.decode())
         with self.start(*arguments, python=python, alone=alone, **changes) as process:
             try:
                 out, err = process.communicate(timeout=timeout_s)
