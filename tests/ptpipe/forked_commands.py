@@ -94,7 +94,10 @@ def _read_all(read: Mapping[int, bytearray], timeout_s: float) -> None:
             selector.register(file, selectors.EVENT_READ)
         while selector.get_map():
             for key, _ in selector.select(max(deadline - time.monotonic(), 0)):
-                if chunk := os.read(key.fd, 1 << 16):
+                chunk = b""
+                with suppress(ConnectionResetError):  # by a process that ended before it received the request
+                    chunk = os.read(key.fd, 1 << 16)
+                if chunk:
                     read[key.fd].extend(chunk)
                 else:
                     selector.unregister(key.fd)
