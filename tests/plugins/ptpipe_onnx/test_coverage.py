@@ -19,7 +19,7 @@ Export = Callable[..., OnnxFile]
 Make = Callable[..., Model]
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("backend", ["fbgemm", "qnnpack"])
 @pytest.mark.parametrize(
     ("name", "counts"),
