@@ -73,7 +73,7 @@ def report(network: str, size: int, num_samples: int, backend: str) -> None:
         config = SyntheticConfig.model_validate({"image_size": pixels, "channels": channels, **counts})
         data = make_synthetic(config, context(folder, "data"))
         floating = float_model(network, data, folder)
-        _, float_s, _ = timed_export(floating, data, num_samples, context(folder, "export_float"))
+        _, float_s, _ = timed_export(floating, data, 8, context(folder, "export_float"))
         model = int8_model(floating, data, backend, folder)
         file, export_s, parity_s = timed_export(model, data, num_samples, context(folder, "export"))
         forward_s = forward_passes_s(file, model, data, num_samples)

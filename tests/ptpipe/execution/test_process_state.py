@@ -24,7 +24,7 @@ MANIFESTS = Path(__file__).parents[3] / "manifests"
 def snapshot():
     """What a run must not change."""
     handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
-    collector = gc.isenabled(), gc.get_freeze_count(), gc.get_threshold(), gc.get_debug()
+    collector = gc.isenabled(), gc.get_threshold(), gc.get_debug()
     return list(sys.path), dict(os.environ), os.getcwd(), handlers, collector  # noqa: PTH109  # as it is spelled
 
 
@@ -43,7 +43,7 @@ gc.disable()
 @pytest.mark.parametrize("stages", ["one: {uses: toy.make}", "bad: {uses: toy.fail}", "no: {uses: toy.no}"])
 def test_a_run_changes_nothing_of_the_process(project, stages, is_collecting):
     project.write("first: {uses: toy.make}")
-    project.run()  # a process's first run frees cached objects that the setup of the tests has frozen
+    project.run()
     plugin = project.plugin.read_text()
     project.plugin.write_text(plugin.replace("import errno", INTRUSIVE + "import errno"))
     assert INTRUSIVE in project.plugin.read_text()
@@ -51,13 +51,14 @@ def test_a_run_changes_nothing_of_the_process(project, stages, is_collecting):
     was_collecting = gc.isenabled()
     try:
         (gc.enable if is_collecting else gc.disable)()
-        before = snapshot()
+        before, frozen = snapshot(), gc.get_freeze_count()
         for _ in range(2):
             try:
                 project.run()
             except ptpipe.ManifestError:
                 assert "toy.no" in stages
             assert snapshot() == before
+            assert gc.get_freeze_count() <= frozen  # objects that the setup of the tests has frozen may die
     finally:
         (gc.enable if was_collecting else gc.disable)()
 
@@ -352,3 +353,23 @@ def test_a_process_that_was_forked_during_a_run_has_its_own():
     # In a process of its own: one with other threads, such as torch's, may block for good once it is forked.
     done = subprocess.run([sys.executable, "-c", FORK], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout == "7\n"
+
+
+LEAVE = """
+import os, threading
+from ptpipe.execution.process_state import process_state_restored
+
+with process_state_restored():
+    kept = os._exit
+    if {in_thread}:
+        threading.Thread(target=kept, args=({status},)).start()
+        threading.Event().wait(60)
+kept({status})
+"""
+
+
+@pytest.mark.parametrize(("in_thread", "status", "code"), [(True, 0, 1), (True, 5, 5), (False, 0, 0), (False, 6, 6)])
+def test_another_thread_and_what_comes_later_may_leave(in_thread, status, code):
+    """But no thread with 0, as a run that has ended well."""
+    script = LEAVE.format(in_thread=in_thread, status=status)
+    assert subprocess.run([sys.executable, "-c", script], check=False, timeout=60).returncode == code
