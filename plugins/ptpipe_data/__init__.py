@@ -18,7 +18,7 @@ from ptpipe_data.config import (
 )
 from ptpipe_data.image_config import ImageFolderConfig, ImageTableConfig, ShardsConfig
 from ptpipe_data.python_config import PythonDataConfig
-from ptpipe_data.table_config import TableConfig, TextConfig
+from ptpipe_data.table_config import TableConfig, TableFileConfig, TextConfig
 from ptpipe_data.teacher_config import TeacherOutputsConfig
 from ptpipe_torch import Data, Deployable
 
@@ -154,16 +154,16 @@ def _fingerprint_image_table(config: ImageTableConfig) -> JSON:
     return fingerprint(config)
 
 
-def _preflight_image_table(config: ImageTableConfig) -> Iterable[str]:
+def _preflight_table(kind: str, config: TableFileConfig) -> Iterable[str]:
     if find_spec("pyarrow") is None:
-        yield "data.image_table needs pyarrow: pip install 'ptpipe[table]'"
+        yield f"{kind} needs pyarrow: pip install 'ptpipe[table]'"
 
 
 @stage(
     "data.image_table",
     packages=("numpy", "pillow", "pyarrow"),
     fingerprint=_fingerprint_image_table,
-    preflight=_preflight_image_table,
+    preflight=partial(_preflight_table, "data.image_table"),
 )
 def load_image_table(config: ImageTableConfig, ctx: Context) -> Data:
     """Images that the rows of a CSV, TSV, JSON lines, JSON or Parquet file name, with targets in its columns.
@@ -220,12 +220,12 @@ def _fingerprint_table(config: TableConfig) -> JSON:
     return fingerprint(config)
 
 
-def _preflight_table(config: TableConfig) -> Iterable[str]:
-    if find_spec("pyarrow") is None:
-        yield "data.table needs pyarrow: pip install 'ptpipe[table]'"
-
-
-@stage("data.table", packages=("numpy", "pyarrow"), fingerprint=_fingerprint_table, preflight=_preflight_table)
+@stage(
+    "data.table",
+    packages=("numpy", "pyarrow"),
+    fingerprint=_fingerprint_table,
+    preflight=partial(_preflight_table, "data.table"),
+)
 def load_table(config: TableConfig, ctx: Context) -> Data:
     """A table in a CSV, TSV, JSON lines, JSON or Parquet file: a row is a sample.
 

@@ -131,14 +131,12 @@ def _lazy_split(root: Path, files: list[tuple[str, str]], classes: list[str], co
     """Return a split whose images are decoded when they are taken."""
     import numpy as np
 
-    from ptpipe_data.labelled_images import labelled_images
-    from ptpipe_torch import ImageFileColumn
+    from ptpipe_data.labelled_images import image_files, labelled_images
 
     numbers = {class_name: number for number, class_name in enumerate(classes)}
     labels_N = np.array([numbers[class_name] for class_name, _ in files], dtype=np.int64)
-    paths_N = np.array([path.encode() for _, path in files], dtype=np.bytes_)
-    images = ImageFileColumn(root, paths_N, config.image_size, config.shorter_side, config.channels, config.max_pixels)
-    return labelled_images(np.array([path for _, path in files], dtype=np.str_), images, labels_N)
+    paths = [path for _, path in files]
+    return labelled_images(np.array(paths, dtype=np.str_), image_files(root, paths, config), labels_N)
 
 
 def _decoded(splits: Mapping[str, Split], ctx: Context) -> dict[str, Split]:

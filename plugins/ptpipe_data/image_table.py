@@ -19,20 +19,18 @@ from ptpipe_data.duplicates import report_shared_files
 from ptpipe_data.image_files import SUFFIXES, check_headers, check_name, suffix_of, walk
 from ptpipe_data.image_folder import normalization
 from ptpipe_data.image_table_paths import find_images
-from ptpipe_data.labelled_images import decode_images, image_info
+from ptpipe_data.labelled_images import decode_images, image_files, image_info
 from ptpipe_data.paths import dataset_name
-from ptpipe_data.splitting import draw_missing_splits
 from ptpipe_data.table_csv import AS_WRITTEN
 from ptpipe_data.table_file import TableFile, read_files
-from ptpipe_data.table_targets import TableReader, row_groups, row_splits, rows_of, source_of
-from ptpipe_torch import ArrayColumn, Column, Data, ImageFileColumn, Split
+from ptpipe_data.table_targets import TableReader, draw_rows, rows_of, source_of
+from ptpipe_torch import ArrayColumn, Column, Data, Split
 from ptpipe_torch.data.column import SubsetColumn
 
 if TYPE_CHECKING:
     from ptpipe_data.image_config import ImageTableConfig
 
 _IMAGES = "images"
-_TEST_FRACTION = 0.2
 
 
 def load_image_table(config: ImageTableConfig, ctx: Context) -> Data:
@@ -47,11 +45,11 @@ def load_image_table(config: ImageTableConfig, ctx: Context) -> Data:
     root = find_images(config)
     paths = _paths(config, files, root)
     check_headers(root, sorted(path for of in paths.values() for path in of), ctx.notice)
-    groups = row_groups(files, config.group)
-    rows = row_splits(files, config.paths)
-    drawn = draw_missing_splits(rows, config, ctx.seed, test_fraction=_TEST_FRACTION, groups=groups)
+    drawn = draw_rows(files, config, ctx.seed)
     task, targets = TableReader(files, rows_of(drawn["train"])).task(config, config.targets)
-    images = _columns(config, root, paths, ctx)
+    images: Mapping[str, Column] = {name: image_files(root, of, config) for name, of in paths.items()}
+    if config.in_memory:
+        images = decode_images(images, ctx)
     (target,) = task.targets
     splits = {}
     for name, split in drawn.items():
@@ -64,23 +62,6 @@ def load_image_table(config: ImageTableConfig, ctx: Context) -> Data:
     name = dataset_name(files["train"].path)
     info = image_info(name, task, train, *normalization(train, config), resizing=config.resizing)
     return Data(info, splits, config.loader_options())
-
-
-def _columns(
-    config: ImageTableConfig, root: Path, paths: Mapping[str, Sequence[str]], ctx: Context
-) -> Mapping[str, Column]:
-    columns = {
-        name: ImageFileColumn(
-            root,
-            np.array([path.encode() for path in of], dtype=np.bytes_),
-            config.image_size,
-            config.shorter_side,
-            config.channels,
-            config.max_pixels,
-        )
-        for name, of in paths.items()
-    }
-    return decode_images(columns, ctx) if config.in_memory else columns
 
 
 def _paths(config: ImageTableConfig, files: Mapping[str, TableFile], root: Path) -> dict[str, list[str]]:

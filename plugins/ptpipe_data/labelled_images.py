@@ -6,13 +6,18 @@ Shape legend: N images, C channels, H height, W width.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from ptpipe import Context
 from ptpipe_data.scratch_arrays import scratch_arrays
-from ptpipe_torch import ArrayColumn, Column, DatasetInfo, ImageInfo, Resizing, Split, Task
+from ptpipe_torch import ArrayColumn, Column, DatasetInfo, ImageFileColumn, ImageInfo, Resizing, Split, Task
+
+if TYPE_CHECKING:
+    from ptpipe_data.image_config import EncodedImageConfig
 
 _IMAGES, _LABELS = "images", "labels"
 _CHUNK_IMAGES = 64
@@ -31,6 +36,12 @@ def images_of(split: Split) -> Column:
 def labels_of(split: Split) -> npt.NDArray[np.int64]:
     """Return the number of each image's class, int64 (N,)."""
     return split.targets[_LABELS].values()
+
+
+def image_files(root: Path, paths: Sequence[str], config: EncodedImageConfig) -> ImageFileColumn:
+    """Return images that are decoded when they are taken. `paths`: relative to `root`."""
+    paths_N = np.array([path.encode() for path in paths], dtype=np.bytes_)
+    return ImageFileColumn(root, paths_N, config.image_size, config.shorter_side, config.channels, config.max_pixels)
 
 
 def decode_images(columns: Mapping[str, Column], ctx: Context) -> dict[str, ArrayColumn]:

@@ -157,9 +157,8 @@ class _Reader:
                 self._check_like_first(item, first, number)
                 for name, value in item.items():
                     if value.dtype.kind in "iuU" and not np.can_cast(value.dtype, arrays[name].dtype):
-                        arrays[name] = arrays[name].astype(
-                            value.dtype
-                        )  # item 0 had narrower integers, or a shorter name
+                        # Item 0 had narrower integers, or a shorter name.
+                        arrays[name] = arrays[name].astype(value.dtype)
                     arrays[name][number] = value
                 if number % _PROGRESS_EVERY == 0:
                     self.ctx.progress(number, num_items, "items")

@@ -15,10 +15,9 @@ import numpy.typing as npt
 from ptpipe import StageError
 from ptpipe_data.duplicates import report_shared
 from ptpipe_data.paths import dataset_name
-from ptpipe_data.splitting import draw_missing_splits
 from ptpipe_data.table_columns import CategoriesInfo, NumbersInfo
 from ptpipe_data.table_file import TableFile, is_text, read_files
-from ptpipe_data.table_targets import TableReader, Values, row_groups, row_splits, rows_of, source_of
+from ptpipe_data.table_targets import TableReader, Values, draw_rows, rows_of, source_of
 from ptpipe_data.tasks import mean_and_std
 from ptpipe_torch import ArrayColumn, ColumnInfo, Data, DatasetInfo, Split
 
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from ptpipe_data.table_config import TableConfig
 
 _NUMBERS, _CATEGORIES = "numbers", "categories"
-_TEST_FRACTION = 0.2
 _MISSING_HINT = ", or set `missing` to mean"
 _MIN_NUMBERED_ROWS = 10
 """The values of fewer may well be consecutive."""
@@ -42,9 +40,7 @@ def load_table(config: TableConfig, ctx: Context) -> Data:
     numeric, categorical = choose_features(config, files["train"])
     for notice in (*(text for file in files.values() for text in file.notices), *_unused_index(config, files["train"])):
         ctx.notice(notice)
-    groups = row_groups(files, config.group)
-    rows = row_splits(files, config.paths)
-    drawn = draw_missing_splits(rows, config, ctx.seed, test_fraction=_TEST_FRACTION, groups=groups)
+    drawn = draw_rows(files, config, ctx.seed)
     reader = TableReader(files, rows_of(drawn["train"]))
     columns, fills = {}, config.missing == "mean"
     if numeric:

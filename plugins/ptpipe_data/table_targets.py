@@ -18,7 +18,8 @@ from ptpipe import StageError
 from ptpipe_data.classes import classification, refuse_single_class
 from ptpipe_data.config import ClassesConfig, TaskConfig
 from ptpipe_data.paths import id_prefixes
-from ptpipe_data.splitting import Groups
+from ptpipe_data.splitting import Groups, draw_missing_splits
+from ptpipe_data.table_config import TableFileConfig
 from ptpipe_data.table_file import TableFile, is_text
 from ptpipe_data.tasks import regression
 from ptpipe_torch import ArrayColumn, MultiLabel, Split, Task
@@ -27,6 +28,7 @@ Values: TypeAlias = Mapping[str, npt.NDArray[Any]]
 """A column's values in each file, by the file's split: that of train holds all splits without a file of their own."""
 
 _ROW = "row"
+_TEST_FRACTION = 0.2
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _MAX_CLASSES = 1000
 """Of a target: more different values are numbers that were taken for classes."""
@@ -44,6 +46,12 @@ def row_splits(files: Mapping[str, TableFile], written: Mapping[str, str]) -> di
         ids = np.array([f"{prefixes[split]}/{file.row_name(number)}" for number in numbers_N.tolist()])
         rows[split] = Split(ids, {}, {_ROW: ArrayColumn(numbers_N)})
     return rows
+
+
+def draw_rows(files: Mapping[str, TableFile], config: TableFileConfig, seed: int) -> dict[str, Split]:
+    """Return the `row_splits`, and those without a file drawn from train, in whole groups. `seed`: the manifest's."""
+    rows, groups = row_splits(files, config.paths), row_groups(files, config.group)
+    return draw_missing_splits(rows, config, seed, test_fraction=_TEST_FRACTION, groups=groups)
 
 
 def rows_of(split: Split) -> npt.NDArray[np.int64]:

@@ -15,9 +15,8 @@ import numpy.typing as npt
 from ptpipe import Context, StageError
 from ptpipe_data.duplicates import report_shared
 from ptpipe_data.paths import dataset_name
-from ptpipe_data.splitting import draw_missing_splits
 from ptpipe_data.table_file import TableFile
-from ptpipe_data.table_targets import TableReader, row_groups, row_splits, rows_of, source_of
+from ptpipe_data.table_targets import TableReader, draw_rows, rows_of, source_of
 from ptpipe_data.tagged_words import TaggedWords
 from ptpipe_data.text_files import read_texts, target_names
 from ptpipe_data.text_paths import find_source
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
     from ptpipe_data.table_config import TextConfig
 
 _TOKENS = "tokens"
-_TEST_FRACTION = 0.2
 _MANY_TRUNCATED = 0.01
 """Of a file's texts: more give a notice."""
 
@@ -53,9 +51,7 @@ def load_text(config: TextConfig, ctx: Context) -> Data:
         ctx.notice(notice)
     are_words = config.task == "token_classification"
     texts = {name: file.words(config.text) if are_words else _texts(file, config.text) for name, file in files.items()}
-    groups = row_groups(files, config.group)
-    rows = row_splits(files, config.paths)
-    drawn = draw_missing_splits(rows, config, ctx.seed, test_fraction=_TEST_FRACTION, groups=groups)
+    drawn = draw_rows(files, config, ctx.seed)
     train_rows = rows_of(drawn["train"]).tolist()
     if config.tokenizer:
         tokenizer = TextTokenizer.read(config.tokenizer)

@@ -53,9 +53,9 @@ _LOCK_PROBE_S = 2.0
 """How long the lock may be held by nodes that only test whether node 0 is alive."""
 WAIT_FOR_LEADER_S = 600.0
 WAIT_WITHOUT_WORK_S = 20.0
+"""How long a node waits for a node 0 that ended before, where it finds every stage with several workers cached."""
 _WHOLE = (ExitCode.DONE, ExitCode.REFUSED, ExitCode.UNDECIDED)
 """Of runs that came to their end: node 0 of any other has to come again."""
-"""How long a node waits for a node 0 that ended before, where it finds every stage with several workers cached."""
 _MAX_BYTES = 1 << 20
 
 Digest = Annotated[str, Field(pattern=r"\A[0-9a-f]{64}\z")]

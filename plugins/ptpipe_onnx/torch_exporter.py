@@ -288,11 +288,11 @@ def _passes_where_needed() -> Iterator[None]:
 
     Decomposition takes a third to half of an export, promotion of types a tenth.
     """
-    decompose, promote = _fx_passes.decompose_with_registry, _fx_passes.insert_type_promotion_nodes
+    trace_again, promote = _fx_passes.decompose_with_registry, _fx_passes.insert_type_promotion_nodes
 
     def decomposed(exported_program: ExportedProgram, registry: ONNXRegistry) -> ExportedProgram:
         is_needed = _needs_decomposition(exported_program, registry)
-        return decompose(exported_program, registry) if is_needed else exported_program
+        return trace_again(exported_program, registry) if is_needed else exported_program
 
     def promoted(graph_module: GraphModule) -> None:
         if _needs_promotion(graph_module):
@@ -302,7 +302,7 @@ def _passes_where_needed() -> Iterator[None]:
         _fx_passes.decompose_with_registry, _fx_passes.insert_type_promotion_nodes = decomposed, promoted
         yield
     finally:
-        _fx_passes.decompose_with_registry, _fx_passes.insert_type_promotion_nodes = decompose, promote
+        _fx_passes.decompose_with_registry, _fx_passes.insert_type_promotion_nodes = trace_again, promote
 
 
 def _needs_decomposition(program: ExportedProgram, registry: ONNXRegistry) -> bool:

@@ -93,10 +93,10 @@ def test_a_class_of_the_same_name_is_explained():
     ],
 )
 def test_a_missing_file_that_lies_beside_the_manifest(tmp_path: Path, monkeypatch, path, says: str) -> None:
-    for folder in ("manifests/data", "data", "work/here"):
+    for folder in ("manifests/data", "data", "project/here"):
         (tmp_path / folder).mkdir(parents=True)
         (tmp_path / folder / "t.csv").touch()
-    monkeypatch.chdir(tmp_path / "work" / "here")
+    monkeypatch.chdir(tmp_path / "project" / "here")
     file, folder = path[-1] if isinstance(path, list) else path, "../../manifests"
     message = says.format(wanted=Path(file).absolute())
     hint = f"; it lies beside the manifest: run ptpipe in {folder}, or write {folder}/{file}"
@@ -104,16 +104,16 @@ def test_a_missing_file_that_lies_beside_the_manifest(tmp_path: Path, monkeypatc
 
 
 def test_other_messages_name_nothing_beside_the_manifest(tmp_path: Path, monkeypatch) -> None:
-    for place in (tmp_path, tmp_path / "work"):
+    for place in (tmp_path, tmp_path / "project"):
         place.mkdir(exist_ok=True)
         (place / "t.csv").touch()
     (tmp_path / "t").mkdir()
-    monkeypatch.chdir(tmp_path / "work")
+    monkeypatch.chdir(tmp_path / "project")
     for options, message in (
-        ({"path": "t.csv"}, f"{tmp_path}/work/t.csv has no rows"),
-        ({"path": "t.csv", "text": "t"}, f"{tmp_path}/work/t.csv does not exist"),
-        ({"path": "u.csv"}, f"{tmp_path}/work/u.csv does not exist"),
-        ({"path": "x" * 5000}, f"{tmp_path}/work/{'x' * 5000} does not exist"),
-        ({"path": "a\0b"}, f"{tmp_path}/work/a\0b does not exist"),
+        ({"path": "t.csv"}, f"{tmp_path}/project/t.csv has no rows"),
+        ({"path": "t.csv", "text": "t"}, f"{tmp_path}/project/t.csv does not exist"),
+        ({"path": "u.csv"}, f"{tmp_path}/project/u.csv does not exist"),
+        ({"path": "x" * 5000}, f"{tmp_path}/project/{'x' * 5000} does not exist"),
+        ({"path": "a\0b"}, f"{tmp_path}/project/a\0b does not exist"),
     ):
         assert not beside_manifest_hint(tmp_path / "m.yaml", options, message), message
