@@ -29,7 +29,8 @@ def with_teacher_outputs(ctx: Context, model: Deployable, data: Data) -> Data:
     """Return the data set with what the model returns as targets. Its splits share them, as they share samples."""
     name = ctx.input_names.get("model", ("the model",))[0]
     data.info.check_fit(name, model.signature)
-    compared = _compared(name, model.signature.outputs)
+    outputs = model.signature.with_sizes_of(data.info.signature.inputs).outputs
+    compared = _compared(name, outputs)
     for spec in compared:
         TeacherInfo(dtype="float32").check_augment(spec.name, data.loader.augment)
     rows = _rows_of(data.splits)
@@ -38,7 +39,7 @@ def with_teacher_outputs(ctx: Context, model: Deployable, data: Data) -> Data:
         with model.predictor() as predict:
             _write(_Teacher(name, predict, compared, model.input_form), ctx, data, rows, files)
         arrays = _mapped(compared, files)
-        task = _task(model.signature.outputs, arrays, len(data.splits["train"]))
+        task = _task(outputs, arrays, len(data.splits["train"]))
         columns = {of.name: ArrayColumn(arrays[of.name]) for of in compared}
         splits = {
             split: Split(of.ids, of.inputs, {own: SubsetColumn(column, rows[split]) for own, column in columns.items()})

@@ -50,7 +50,8 @@ def export_model(config: ExecuTorchConfig, ctx: Context, model: Model, data: Dat
         raise StageError(message)
     check_exportable(ctx, model, data, config.split)
     samples = ComparedSamples(data, config.split, config.num_samples, ctx.seed)
-    signature, path = model.signature, ctx.scratch / PROGRAM
+    # Pictures of any size would be of any up to the largest, for which memory is reserved.
+    signature, path = model.signature.with_sizes_of(data.info.signature.inputs), ctx.scratch / PROGRAM
     ctx.progress(1, None, "step", doing="exporting the network")
     with torch.random.fork_rng(devices=[]), released_memory():  # converted layers draw random initial weights
         network = _network(model)

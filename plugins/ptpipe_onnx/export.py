@@ -54,6 +54,7 @@ from ptpipe_torch.parity.comparison import (
     compare_outputs,
     figures_of,
 )
+from ptpipe_torch.parity.other_sizes import check_other_sizes
 from ptpipe_torch.parity.parity import Parity
 from ptpipe_torch.runtime import large_blocks_mapped, released_memory
 
@@ -123,7 +124,8 @@ def export_file(config: ExportConfig, ctx: Context, model: Model, data: Data) ->
                 with rankings_named(network_path):
                     compare_layers(ctx, network_path, model, written.networks, inputs)
                 written = replace(written, networks=None)  # releases the reference
-        file = _completed(config, ctx, OnnxFile(network_path, model.signature, written.precision), samples, written)
+        network = OnnxFile(network_path, model.signature, written.precision)
+        file = _completed(config, ctx, network, samples, written)
         onnx.checker.check_model(str(file.path), full_check=True)
         ctx.metric(opset=config.opset, size_bytes=file.size_bytes)
         if written.precision != "float32":
@@ -135,6 +137,10 @@ def export_file(config: ExportConfig, ctx: Context, model: Model, data: Data) ->
             ctx.metric(**figures)
             for parity in parities.values():
                 parity.check()
+            without_interface = file if file.interface is None else network
+            exported = _exported(ctx, without_interface, replace(written, added=()), int8)
+            check_other_sizes(ctx, exported, model, samples)
+        network_path.unlink(missing_ok=True)
     if written.saturation.saturating and may_saturate():
         _report_saturation_here(config, ctx, file, data)
     vectors = _write_vectors(config, ctx, file, samples, parities, written.added)
@@ -152,14 +158,13 @@ def _exported(ctx: Context, file: OnnxFile, written: WrittenFile, int8: nn.Modul
 def _completed(
     config: ExportConfig, ctx: Context, network: OnnxFile, samples: ComparedSamples, written: WrittenFile
 ) -> OnnxFile:
-    """Return the file with what the options put around its network; the network's own is gone."""
+    """Return the file with what the options put around its network; with nothing, it is the network's own, moved."""
     path, form = ctx.scratch / "model.onnx", config.input_form
     if not config.has_interface:
         network.path.replace(path)
         return OnnxFile(path, network.signature, network.precision)
     with released_memory():
         file = with_interface(network, path, form, written.forms, written.added)
-    network.path.unlink()
     if written.forms:
         raw, inputs = (samples.inputs(BATCH_SIZE, of) for of in (form, NORMALIZED))
         ctx.metric(max_abs_preprocessing_difference=check_preprocessing(written.forms, raw, inputs, config.opset))
@@ -286,7 +291,8 @@ def _export(model: Model, network: nn.Module, opset: int) -> ir.Model:
 def _write(config: ExportConfig, ctx: Context, path: Path, model: Model, data: Data) -> WrittenFile:
     """Write the file of the network."""
     added = outputs_to_add(model.signature, data.info.task) if config.postprocessing else ()
-    forms = {} if config.input_form == NORMALIZED else raw_forms(data, config.input_form, resize=config.resize)
+    form, inputs = config.input_form, model.signature.inputs
+    forms = {} if form == NORMALIZED else raw_forms(data, form, inputs, resize=config.resize)
     built = build_graph(model, config.opset)
     content = built.model
     write_fusable_activations(content.graph)

@@ -15,11 +15,13 @@ from ptpipe_onnx.latency_passes import merge_axes_behind_softmax
 from ptpipe_onnx.postprocessing import AddedOutputs, add_postprocessing
 from ptpipe_onnx.preprocessing import add_preprocessing
 from ptpipe_onnx.resizing import described, of_any_size
-from ptpipe_torch import Data, FileInterface, InputForm, OnnxFile, RawForm, Signature
+from ptpipe_torch import Data, FileInterface, InputForm, OnnxFile, RawForm, Signature, TensorSpec
+
+_IMAGE_AXES = 4
 
 
-def raw_forms(data: Data, form: InputForm, *, resize: bool = False) -> dict[str, RawForm]:
-    """Return the raw form of each input column. `resize`: of images of any size.
+def raw_forms(data: Data, form: InputForm, inputs: Sequence[TensorSpec], *, resize: bool = False) -> dict[str, RawForm]:
+    """Return the raw form of each input column. `inputs`: of the network. `resize`: of images of any size.
 
     Raises StageError where no column is normalized, or none can be resized.
     """
@@ -30,8 +32,19 @@ def raw_forms(data: Data, form: InputForm, *, resize: bool = False) -> dict[str,
             "preprocessing out"
         )
     if resize:
+        if any(len(spec.shape) == _IMAGE_AXES and spec.symbols for spec in inputs):
+            raise StageError("resize: the network takes images of any size (model.dynamic_shapes): leave resize out")
         return of_any_size(data, forms)
-    return {name: replace(of, resizing=None) for name, of in forms.items()}
+    return {spec.name: _with_axes_of(spec, replace(forms[spec.name], resizing=None)) for spec in inputs}
+
+
+def _with_axes_of(spec: TensorSpec, form: RawForm) -> RawForm:
+    """Return a raw form whose axes have the sizes, and the symbols, of the normalized input."""
+    if not form.scale_C or len(spec.shape) != len(form.spec.shape):
+        return form
+    order = form.transpose or range(len(spec.shape))
+    sizes = dict(zip(order, spec.shape, strict=True))
+    return replace(form, spec=replace(form.spec, shape=tuple(sizes[axis] for axis in range(len(sizes)))))
 
 
 def with_interface(

@@ -16,7 +16,7 @@ import onnx_ir as ir
 from PIL import Image
 
 from ptpipe import StageError
-from ptpipe_onnx.graph import add_initializer, consumers
+from ptpipe_onnx.graph import add_initializer, consumers, insert_node
 from ptpipe_onnx.grid import Grid
 from ptpipe_onnx.resizing import add_resizing, image_axes
 from ptpipe_torch import RawForm
@@ -83,9 +83,8 @@ class _Insertion:
         self._graph, self._before, self._former, self._form = graph, before, former, form
         self._name = str(raw.name)
         self._dims = former.shape.dims[2:]
-        self._sizes = [size for size in self._dims if isinstance(size, int)]
-        has_sizes = len(self._sizes) == len(self._dims)
-        self._merges = bool(form.transpose) and has_sizes
+        self._merges = bool(form.transpose)
+        self._raw = raw
         self._value = raw if form.resizing is None else add_resizing(graph, before, raw, form, _size(former))
 
     def normalized(self) -> ir.Value:
@@ -115,13 +114,21 @@ class _Insertion:
         if self._merges and len(self._form.scale_C) > 1:
             self._insert("Reshape", self._constant("positions", (0, -1, len(self._form.scale_C)), np.int64, -1))
             self._insert("Transpose", perm=(0, 2, 1))
-        elif self._form.transpose and not self._merges:
-            self._insert("Transpose", perm=self._form.transpose)  # of bytes: they are a quarter of the floats
 
     def _separate_axes(self) -> None:
         if self._merges:
-            sizes = (0, len(self._form.scale_C), *self._sizes)
-            self._insert("Reshape", self._constant("sizes", sizes, np.int64, -1), suffix="sizes")
+            self._insert("Reshape", self._sizes(), suffix="sizes")
+
+    def _sizes(self) -> ir.Value:
+        """Return the sizes of the normalized values: those of axes that may have any are read from the raw ones."""
+        known, num_places = [size for size in self._dims if isinstance(size, int)], len(self._form.scale_C)
+        if len(known) == len(self._dims):
+            return self._constant("sizes", (0, num_places, *known), np.int64, -1)
+        first, last = self._form.transpose[2], self._form.transpose[-1]
+        rest = insert_node(self._before, "Shape", [self._raw], start=first, end=last + 1).outputs[0]
+        return insert_node(
+            self._before, "Concat", [self._constant("sizes", (0, num_places), np.int64, -1), rest], axis=0
+        ).outputs[0]
 
     def _constant(self, what: str, values: Sequence[float], dtype: npt.DTypeLike, *shape: int) -> ir.Value:
         return add_initializer(self._graph, f"{self._name}.{what}", np.array(values, dtype).reshape(shape))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from ptpipe_torch.model.signature import BATCH
+
 ON_VALUES = "it depends on the values of a tensor"
 _MAX_LENGTH = 300
 _CONSTANT_AXIS = re.compile(r"You marked (\w+) as dynamic but your code specialized it to be a constant")
@@ -39,8 +41,9 @@ def export_failure(error: BaseException, *, remedy: str = "", place: str = "") -
     """
     constant = _CONSTANT_AXIS.search(str(error))
     if constant is not None:
-        advice = f"write x.shape[0]{remedy and f', or {remedy}'}"
-        return f"it makes a constant of the size of the axis {constant[1]}, as int(x.shape[0]) does: {advice}"
+        size, others = ("x.shape[0]", "does") if constant[1] == BATCH else ("x.shape[2]", "and torch.linspace do")
+        advice = f"write {size}{remedy and f', or {remedy}'}"
+        return f"it makes a constant of the size of the axis {constant[1]}, as int({size}) {others}: {advice}"
     axis = _AXIS_DECIDES.search(str(error))
     if axis is not None:
         return f"which operators it runs depends on the size of the axis {axis[1]}: take the same ones for all sizes"

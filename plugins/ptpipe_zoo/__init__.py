@@ -12,6 +12,7 @@ from ptpipe_torch.files import emptied_on_error, file_digest
 from ptpipe_torch.model.onnx_bytes import is_self_contained
 from ptpipe_zoo import extras, names, published, torch_folder
 from ptpipe_zoo.config import (
+    DynamicShapesConfig,
     MlpConfig,
     OnnxModelConfig,
     PythonModelConfig,
@@ -329,6 +330,21 @@ def onnx_model(config: OnnxModelConfig, ctx: Context, data: Data) -> OnnxFile:
         return onnx_file.load_file(config, ctx, data)
 
 
+@stage("model.dynamic_shapes", packages=("torch",))
+def dynamic_shapes(config: DynamicShapesConfig, ctx: Context, model: Model) -> Model:
+    """Let axes of a network's inputs have any size, such as height and width: exported files then take every picture.
+
+    The same network with the same weights, for convolutional networks that classify, segment or restore pictures. Data
+    sets keep their one size: it is trained, calibrated and compared with that, and `export.onnx` also compares the file
+    at other sizes. An axis has a name; `32*height` is a multiple of 32, as networks need that halve their input five
+    times and double it again. The network is called at a few sizes, to see that it takes them and what it returns.
+    Stands before the stage that prepares or quantizes it: quantization records the network's operators for any size.
+    """
+    from ptpipe_zoo.dynamic_shapes import with_dynamic_shapes
+
+    return with_dynamic_shapes(config, ctx, model)
+
+
 @stage(
     "model.torch",
     packages=("torch",),
@@ -358,6 +374,7 @@ def ptpipe_stages() -> Iterable[Stage[..., Any]]:
         transformers,
         python_model,
         onnx_model,
+        dynamic_shapes,
         torch_model,
     ]
 

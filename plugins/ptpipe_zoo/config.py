@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, JsonValue, WithJsonSchema, field_validator, model_validator
+from pydantic import Field, JsonValue, PositiveInt, WithJsonSchema, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from ptpipe import StageConfig
+from ptpipe_torch import BATCH
+from ptpipe_torch.model.axis_sizes import SYMBOL, names_of
 from ptpipe_zoo import extras, names
 
 
@@ -237,6 +239,28 @@ class OnnxModelConfig(StageConfig):
             if len({*tensors.values()}) < len(tensors):
                 raise ValueError("inputs and outputs name each tensor once")
         return self
+
+
+class DynamicShapesConfig(StageConfig):
+    """Options of `model.dynamic_shapes`."""
+
+    inputs: dict[str, tuple[PositiveInt | Annotated[str, Field(pattern=rf"^{SYMBOL}$")], ...]] = Field(
+        min_length=1,
+        max_length=100,
+        description="the shape of a sample of each input, with a name for each axis of any size: {images: [3, height, "
+        "width]}; where a network takes multiples alone, {images: [3, 32*height, 32*width]}",
+    )
+
+    @field_validator("inputs")
+    @classmethod
+    def _has_axes_of_any_size(cls, inputs: dict[str, tuple[int | str, ...]]) -> dict[str, tuple[int | str, ...]]:
+        for name, shape in inputs.items():
+            symbols = names_of(size for size in shape if isinstance(size, str))
+            if not symbols:
+                raise ValueError(f"{name}: [{', '.join(map(str, shape))}] has no name of an axis, such as height")
+            if BATCH in symbols:
+                raise ValueError(f"{name}: {BATCH} is the first axis, of any size already: leave it out")
+        return inputs
 
 
 class TorchModelConfig(StageConfig):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
 from PIL import Image
 
@@ -69,6 +70,14 @@ def test_a_class_for_each_pixel_down_to_int8_onnx(streets: Path, tmp_path: Path)
         assert rows[name]["size_ratio"] < 0.4
     assert rows["onnx_float"]["mean_iou"] == pytest.approx(rows["pretrain"]["mean_iou"], abs=1e-3)
     assert stages["quality"]["outcome"] == "done"
+    (file,) = tmp_path.glob("runs/*/onnx/model.onnx")
+    session = onnxruntime.InferenceSession(file)
+    assert [value.shape for value in (*session.get_inputs(), *session.get_outputs())] == [
+        ["batch", 3, "8*height", "8*width"],
+        ["batch", 11, "8*height", "8*width"],
+    ]
+    (logits,) = session.run(None, {"images": np.zeros((1, 3, 72, 40), np.float32)})
+    assert logits.shape == (1, 11, 72, 40)
 
     code, again = run(streets, tmp_path, "quality.min_value=0.999")
     assert code == 3 and again["quality"]["outcome"] == "refused"

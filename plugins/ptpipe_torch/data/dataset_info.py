@@ -9,6 +9,7 @@ from typing import NoReturn
 from ptpipe import StageError
 from ptpipe_torch.data.column_info import ColumnInfo
 from ptpipe_torch.data.meaning import OTHER_WORDS, Misfit
+from ptpipe_torch.model.axis_sizes import numbers_of
 from ptpipe_torch.model.signature import Signature, TensorSpec, describe_meanings
 from ptpipe_torch.task.task import Task
 
@@ -47,9 +48,9 @@ class DatasetInfo:
     def check_fit(self, name: str, signature: Signature, *, retrained: bool = False) -> None:
         """Raise StageError, which calls the model `name`, where its inputs or outputs are not this data set's.
 
-        They have the same names, dtypes and shapes, and stand for the same as far as both sides say what: ids of one
-        tokenizer, the same classes in the same order. `retrained`: outputs may have stood for other classes, and values
-        may have been normalized otherwise.
+        They have the same names, dtypes and shapes (where an axis of the model may have any size, the data set's has
+        one), and stand for the same as far as both sides say what: ids of one tokenizer, the same classes in the same
+        order. `retrained`: outputs may have stood for other classes, and values may have been normalized otherwise.
         """
         self.check_inputs(name, signature, retrained=retrained)
         needed = self.signature
@@ -75,9 +76,16 @@ class DatasetInfo:
 
 
 def _check_specs(model: str, found: Sequence[TensorSpec], data: str, needed: Sequence[TensorSpec]) -> None:
-    if found != needed:
+    if not _fit(found, needed):
         found_text, needed_text = (", ".join(map(str, specs)) for specs in (found, needed))
         raise StageError(f"{model} {found_text}; {data} needs {needed_text}")
+
+
+def _fit(found: Sequence[TensorSpec], needed: Sequence[TensorSpec]) -> bool:
+    """Return whether a model has these tensors; an axis of its own may have any size where theirs has one."""
+    names, needed_names = ([(spec.name, spec.dtype) for spec in specs] for specs in (found, needed))
+    pairs = ((one.shape, other.shape) for one, other in zip(found, needed, strict=False))
+    return names == needed_names and numbers_of(pairs) is not None
 
 
 def _refuse(model: str, data: str, misfit: Misfit) -> NoReturn:

@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr
 from io import StringIO
 from itertools import product
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from ptpipe import StageError
+from ptpipe_torch.model.axis_sizes import names_of, parsed, sized
 from ptpipe_torch.model.outputs import tensors_of
 from ptpipe_torch.model.signature import BATCH, TensorSpec
 
@@ -22,6 +23,7 @@ _PROBE_SIZES = (11, _SYMBOL_SIZE)
 """Of the axes of `probe_inputs` that may have any size: one at which no network was traced, where it takes that."""
 NUM_PROBES = 4
 """Samples of `probe_inputs`."""
+_SCALE_OF_SEVERAL = 8
 _VOCABULARIES = (256, 16, 2, 1)
 _INTEGERS = (torch.int64, torch.int32)
 _LARGE = 8.0
@@ -31,11 +33,14 @@ _LARGE = 8.0
 def zeros(specs: Sequence[TensorSpec], batch_size: int, symbol_size: int = _SYMBOL_SIZE) -> tuple[torch.Tensor, ...]:
     """Return a tensor of zeros for each input: the first of a vocabulary, for integers.
 
-    `symbol_size`: of axes, other than the batch's, that may have any size. Raises StageError where a sample is absurdly
-    large.
+    `symbol_size`: of axes, other than the batch's, that may have any size; see `example_shapes` for several such, and
+    for multiples. Raises StageError where a sample is absurdly large.
     """
+    shapes = example_shapes(specs, batch_size, symbol_size)
     # Names of torch and NumPy are the same.
-    return tuple(torch.zeros(_shape(spec, batch_size, symbol_size), dtype=getattr(torch, spec.dtype)) for spec in specs)
+    return tuple(
+        torch.zeros(shape, dtype=getattr(torch, spec.dtype)) for spec, shape in zip(specs, shapes, strict=True)
+    )
 
 
 def probe_inputs(
@@ -124,9 +129,26 @@ def copies(inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     return tuple(tensor.clone() for tensor in inputs)
 
 
-def _shape(spec: TensorSpec, batch_size: int, symbol_size: int) -> tuple[int, ...]:
-    sizes = {BATCH: batch_size}
-    shape = tuple(size if isinstance(size, int) else sizes.get(size, symbol_size) for size in spec.shape)
-    if math.prod(shape[1:]) > _MAX_VALUES:
-        raise StageError(f"the input {spec} is too large to run the network once")
-    return shape
+def example_shapes(specs: Sequence[TensorSpec], batch_size: int, symbol_size: int) -> list[tuple[int, ...]]:
+    """Return the shapes of `zeros`.
+
+    Axes of other names have other sizes, which differ by another number for another `symbol_size`: a network that is
+    traced at two of these is not taken for one of squares. Where an input has several such axes, they are
+    `_SCALE_OF_SEVERAL` times as long: more than one place of each is left where a network halves them five times.
+    """
+    factors, scales = dict[str, int](), dict[str, int]()
+    for spec in specs:
+        has_several = len(names_of(spec.symbols)) > 1
+        for factor, name in map(parsed, spec.symbols):
+            factors[name] = max(factor, factors.get(name, 1))
+            scales[name] = _SCALE_OF_SEVERAL if has_several else scales.get(name, 1)
+    step = 1 + symbol_size % 2
+    numbers = {
+        name: max(round(scales[name] * symbol_size / factor), round(symbol_size / 4)) + step * index
+        for index, (name, factor) in enumerate(factors.items())
+    }
+    shapes = [cast("tuple[int, ...]", sized(spec.shape, {**numbers, BATCH: batch_size})) for spec in specs]
+    for spec, shape in zip(specs, shapes, strict=True):
+        if math.prod(shape[1:]) > _MAX_VALUES:
+            raise StageError(f"the input {spec} is too large to run the network once")
+    return shapes

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from ptpipe import JSON
+from ptpipe_torch.model.axis_sizes import is_symbol, numbers_of, sized
 
 BATCH = "batch"
 """The symbol of the first axis of every tensor."""
@@ -30,7 +31,7 @@ class TensorSpec:
     dtype: str
     """As NumPy calls it: one of `DTYPES`."""
     shape: tuple[int | str, ...]
-    """A size, or a symbol (`batch`, `length`) where the axis may have any. The first one is `batch`."""
+    """A size, or a symbol where the axis may have any: `batch`, which the first one is, `length`, `32*height`."""
 
     def __post_init__(self) -> None:
         assert self.name.isidentifier(), self.name
@@ -101,6 +102,19 @@ class Signature:
         """Of all tensors."""
         return tuple(spec.name for spec in (*self.inputs, *self.outputs))
 
+    def with_sizes_of(self, inputs: Sequence[TensorSpec]) -> Signature:
+        """Return the signature of a model whose inputs have the sizes of others, and its outputs those that follow.
+
+        `inputs`: such as this model takes; an axis of any size stays one.
+        """
+        numbers = numbers_of((spec.shape, other.shape) for spec, other in zip(self.inputs, inputs, strict=True))
+        assert numbers is not None, (self, inputs)
+        own, outputs = (
+            tuple(replace(spec, shape=sized(spec.shape, numbers)) for spec in side)
+            for side in (self.inputs, self.outputs)
+        )
+        return Signature(own, outputs, self.meanings)
+
     def to_json(self) -> dict[str, JSON]:
         """Return the fields of all tensors, and what is known of their meanings."""
         sides: dict[str, JSON] = {side: [spec.to_json() for spec in getattr(self, side)] for side in _SIDES}
@@ -145,4 +159,4 @@ def _shown(words: Sequence[str]) -> str:
 
 
 def _is_size(size: object) -> bool:
-    return (isinstance(size, str) and size.isidentifier()) or (type(size) is int and size > 0)
+    return is_symbol(size) or (type(size) is int and size > 0)

@@ -135,6 +135,16 @@ def check_exportable(ctx: Context, model: Model, data: Data, split: str) -> None
 def compare_outputs(ctx: Context, exported: Exported, model: Model, samples: ComparedSamples) -> dict[str, Parity]:
     """Return the parity of each output of a model by its name, and check the further ones that were exported.
 
+    Gives a notice where quantization leaves little of an output. See `parities_of`.
+    """
+    parities = parities_of(ctx, exported, model, samples)
+    _report_noise(ctx, parities)
+    return parities
+
+
+def parities_of(ctx: Context, exported: Exported, model: Model, samples: ComparedSamples) -> dict[str, Parity]:
+    """Return the parity of each output of a model by its name, and check the further ones that were exported.
+
     Integers and truth values are left out: rounding decides between nearly equal classes, and they follow from floats.
 
     Where values are ranked, torch's networks compute with the positions that the exported model found. Raises
@@ -163,7 +173,6 @@ def compare_outputs(ctx: Context, exported: Exported, model: Model, samples: Com
         rows, counted = [*found[spec.name], *of_torch[spec.name]], predicting.counted.get(spec.name)
         parity = _parity(exported, model, task, spec, rows, num_samples)
         parities[spec.name] = replace(parity, is_counted_N=np.concatenate(counted)) if counted else parity
-    _report_noise(ctx, parities)
     return parities
 
 

@@ -40,7 +40,7 @@ class FunctionModel(Deployable):
     function: Callable[[npt.NDArray[Any]], Outputs]
     specs: tuple[TensorSpec, ...]
     form: Any = "normalized"
-    sizes: tuple[int, ...] = (3,)
+    sizes: tuple[int | str, ...] = (3,)
 
     format = "numpy"
     size_bytes = 1
@@ -106,6 +106,13 @@ def test_targets_are_the_outputs_of_each_sample_in_every_split(data, ctx: Contex
                 np.testing.assert_array_equal(column.values(), expected[name].astype(np.float32))
             assert (each.splits[split].ids == samples.ids).all()
     assert taught.info.signature.outputs == SPECS and taught.loader == data.loader
+
+
+def test_a_teacher_of_inputs_of_any_size_has_outputs_of_the_data_sets(data, ctx: Context) -> None:
+    teacher = FunctionModel(lambda x: {"y": np.concatenate([x, x], 1)}, (spec("y", "2*width"),), sizes=("width",))
+    taught = with_teacher_outputs(ctx, teacher, data)
+    assert taught.info.signature.outputs == (spec("y", 6),)
+    assert taught.splits["train"].targets["y"].values().shape == (40, 6)
 
 
 def test_a_sample_of_several_splits_is_predicted_and_stored_once(data, ctx: Context, tmp_path) -> None:

@@ -139,7 +139,7 @@ class Shifted(ImageInfo):
 def test_data_without_normalization_is_refused(digits: Data) -> None:
     info = replace(digits.info, inputs={"images": ArrayInfo(dtype="float32", shape=(1, 16, 16))})
     with pytest.raises(StageError, match=r"digits has no inputs that are normalized \(images\): leave"):
-        raw_forms(Data(info, digits.splits), "nhwc")
+        raw_forms(Data(info, digits.splits), "nhwc", info.signature.inputs)
 
 
 def test_another_normalization_is_found(run_export: Export, float_model: Make, digits: Data) -> None:

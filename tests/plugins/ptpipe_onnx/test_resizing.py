@@ -129,7 +129,8 @@ def test_it_is_pillows(
     random = np.random.default_rng(0)
     monkeypatch.setattr(preprocessing, "TRIED_SIZES", np.exp(random.uniform(-2.5, 2.2, (25, 2))))
     info = ImageInfo(shape_CHW=(channels, 12, 17), mean=(0.3,) * channels, std=(0.4,) * channels, resizing=resizing)
-    forms = raw_forms(Data(replace(digits.info, inputs={"images": info}), digits.splits), layout, resize=True)
+    data = Data(replace(digits.info, inputs={"images": info}), digits.splits)
+    forms = raw_forms(data, layout, data.info.signature.inputs, resize=True)
     noise_NHWC = random.integers(0, 256, (5, 12, 17, channels), dtype=np.uint8)
     raw = noise_NHWC if layout == "nhwc" else noise_NHWC.transpose(0, 3, 1, 2)
     for opset in filter(lambda opset: unsupported_opset(opset) is None, (18, 23)):
@@ -158,7 +159,7 @@ def test_another_resizing_is_found(run_export: Export, exported: Callable[..., E
 
 def test_unknown_resizing_is_refused(digits: Data) -> None:
     with pytest.raises(StageError, match=r"resize: digits does not say how images are resized, as data\.image_"):
-        raw_forms(digits, "nhwc", resize=True)
+        raw_forms(digits, "nhwc", digits.info.signature.inputs, resize=True)
 
 
 def test_normalized_values_are_not_resized() -> None:

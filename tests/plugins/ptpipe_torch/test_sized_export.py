@@ -103,3 +103,65 @@ def of_long_ones(x: torch.Tensor) -> torch.Tensor:
 def test_a_branch_that_makes_a_difference_is_refused(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
     with pytest.raises(Exception, match=r"Constraints violated \(length\)"):
         export_sized(Applied(function).eval(), SIGNAL)
+
+
+PICTURES = (TensorSpec("images", "float32", (BATCH, 2, "height", "width")),)
+
+
+class Skipping(nn.Module):
+    """Halves a picture and enlarges it to what it was, of odd sizes too, by a branch that networks often have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.up = nn.Conv2d(2, 4, 3, 2, 1), nn.ConvTranspose2d(4, 2, 2, 2)
+
+    def forward(self, images_NCHW: torch.Tensor) -> torch.Tensor:
+        x = self.up(self.down(images_NCHW))
+        if x.shape[2:] != images_NCHW.shape[2:]:
+            x = nn.functional.interpolate(x, size=images_NCHW.shape[2:], mode="nearest")
+        return torch.cat([x, images_NCHW], 1)
+
+
+@pytest.mark.parametrize("factor", ["", "4*"])
+def test_pictures_of_any_height_and_width(factor: str) -> None:
+    torch.manual_seed(0)
+    network = Skipping().eval()
+    spec = TensorSpec("images", "float32", (BATCH, 2, f"{factor}height", f"{factor}width"))
+    computing = export_sized(network, (spec,)).module(check_guards=False)
+    for assertion in computing.graph.find_nodes(op="call_function", target=torch.ops.aten._assert_scalar.default):
+        computing.graph.erase_node(assertion)  # which no file has
+    computing.recompile()
+    for height, width in ((4, 8), (64, 64), (12, 200), *(() if factor else ((3, 5), (33, 64)))):
+        images_NCHW = torch.randn(3, 2, height, width)
+        with torch.no_grad():
+            torch.testing.assert_close(computing(images_NCHW), network(images_NCHW))
+
+
+def test_smaller_pictures_than_a_network_takes_are_none_of_the_programs() -> None:
+    network = nn.Sequential(nn.ReflectionPad2d(3), nn.Conv2d(2, 2, 3)).eval()
+    program = export_sized(network, PICTURES)
+    smallest = {int(limits.lower) for limits in program.range_constraints.values()}
+    assert 4 in smallest
+    images_NCHW = torch.randn(2, 2, 4, 9)
+    with torch.no_grad():
+        torch.testing.assert_close(program.module(check_guards=False)(images_NCHW), network(images_NCHW))
+
+
+def of_even_heights(x: torch.Tensor) -> torch.Tensor:
+    return x * 1 if x.shape[2] % 2 == 0 else x + 1
+
+
+def of_squares(x: torch.Tensor) -> torch.Tensor:
+    return x + 1 if x.shape[2] == x.shape[3] else x * 1
+
+
+def of_small_ones(x: torch.Tensor) -> torch.Tensor:
+    return x + 1 if x.shape[3] > 1000 else x * 1
+
+
+@pytest.mark.parametrize("function", [of_even_heights, of_squares, of_small_ones])
+def test_a_branch_on_a_pictures_size_that_makes_a_difference_is_refused(
+    function: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    with pytest.raises(Exception, match=r"Constraints violated"):
+        export_sized(Applied(function).eval(), PICTURES)

@@ -19,6 +19,26 @@ def test_probes_of_any_length_have_one_that_no_network_was_traced_at() -> None:
     assert signal_BCL.shape == (NUM_PROBES, 3, 11)
 
 
+def test_axes_of_pictures_have_sizes_of_their_own() -> None:
+    picture = TensorSpec("images", "float32", (BATCH, 3, "height", "width"))
+    shapes = [zeros((picture,), 2, size)[0].shape[2:] for size in (16, 9, 8, 11)]
+    assert len({*shapes}) == len({height for height, _ in shapes}) == len({width for _, width in shapes}) == 4
+    assert shapes[0][1] - shapes[0][0] != shapes[1][1] - shapes[1][0] != 0
+    assert len({-(-height // 32) for height, _ in shapes[:2]}) == 2, "recorded as constants after five halvings"
+
+
+@pytest.mark.parametrize("factor", [2, 4, 8, 32, 64])
+def test_multiples_are_multiples_at_each_size(factor: int) -> None:
+    picture = TensorSpec("images", "float32", (BATCH, 1, f"{factor}*height", f"{factor}*width"))
+    half = TensorSpec("halves", "float32", (BATCH, f"{factor // 2}*height" if factor > 2 else "height"))
+    for size in (16, 9):
+        images, halves = zeros((picture, half), 2, size)
+        assert images.shape[2] == 2 * halves.shape[1] and images.shape[2] != images.shape[3]
+        assert images.shape[2] % factor == images.shape[3] % factor == 0
+    first, second = (zeros((picture,), 2, size)[0].shape for size in (16, 9))
+    assert first[2] != second[2] and first[3] != second[3]
+
+
 def test_a_network_that_does_not_take_that_length_gets_another() -> None:
     (signal_BCL,) = probe_inputs(lambda signal: signal.reshape(len(signal), -1, 8), (SIGNAL,))
     assert signal_BCL.shape == (NUM_PROBES, 3, 16)

@@ -52,6 +52,16 @@ def test_sizes_are_positive_integers_or_symbols(size: object) -> None:
         TensorSpec.from_json({"name": "x", "dtype": "float32", "shape": ["batch", size]})
 
 
+def test_a_signature_with_the_sizes_of_a_data_set() -> None:
+    image = TensorSpec("images", "float32", (BATCH, 3, "8*height", "8*width"))
+    mask = TensorSpec("logits", "float32", (BATCH, 4, "2*height", "width", "logits_4"))
+    signature = Signature((image, TOKENS), (mask, STATES), {"logits": ("a", "b")})
+    found = signature.with_sizes_of((TensorSpec("images", "float32", (BATCH, 3, 16, 40)), TOKENS))
+    assert [spec.shape for spec in found.inputs] == [(BATCH, 3, 16, 40), TOKENS.shape]
+    assert [spec.shape for spec in found.outputs] == [(BATCH, 4, 4, 5, "logits_4"), STATES.shape]
+    assert found.meanings == signature.meanings
+
+
 def test_two_tensors_of_one_name_are_an_error() -> None:
     content = Signature((TOKENS,), (LOGITS,)).to_json()
     with pytest.raises(ValueError, match="a name of its own"):
