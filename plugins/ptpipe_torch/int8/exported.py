@@ -14,14 +14,17 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_unflatten
 
 from ptpipe_torch.int8.attribute_names import accept_keywords
 from ptpipe_torch.int8.tracer import SOURCE_LINE, Scopes
+from ptpipe_torch.model.axis_sizes import names_of
 from ptpipe_torch.model.example_inputs import zeros
 from ptpipe_torch.model.signature import TensorSpec
+from ptpipe_torch.sized_export import export_sized
 from ptpipe_torch.torch_export import export_program, module_path, source_line
 from ptpipe_torch.traced_autocast import inline_autocast_regions
 
@@ -63,17 +66,21 @@ def trace_by_export(module: nn.Module, inputs: Sequence[TensorSpec]) -> tuple[Gr
     Axes with symbols stay of any size, as far as the network takes them. Raises whatever torch.export raises.
     """
     accept_keywords()
-    examples = tuple(zeros(inputs, _BATCH_SIZE))
-    any_size = torch.export.Dim.AUTO
-    axes = tuple(
-        {axis: any_size for axis, size in enumerate(spec.shape) if not isinstance(size, int)} for spec in inputs
-    )
     with torch.no_grad():
-        program = export_program(module, examples, axes)
+        program = _exported(module, inputs)
     traced: Any = program.module(check_guards=False)
     inline_autocast_regions(traced)
     translation = _Translation(module, traced)
     return translation.graph_module(program.call_spec.out_spec), translation.scopes
+
+
+def _exported(module: nn.Module, inputs: Sequence[TensorSpec]) -> ExportedProgram:
+    symbols = {symbol for spec in inputs for symbol in spec.symbols}
+    if symbols != {*names_of(symbols)}:  # multiples, which torch.export does not find out
+        return export_sized(module, inputs)
+    any_size = torch.export.Dim.AUTO
+    axes = ({axis: any_size for axis, size in enumerate(spec.shape) if not isinstance(size, int)} for spec in inputs)
+    return export_program(module, tuple(zeros(inputs, _BATCH_SIZE)), tuple(axes))
 
 
 class _Translation:

@@ -289,3 +289,30 @@ def test_a_network_of_transformers() -> None:
         torch.testing.assert_close(network.graph(ids_NT)["logits"], expected, rtol=1e-4, atol=1e-5)
     linear = [name for name, layer in network.graph.named_modules() if type(layer) is nn.Linear]
     assert "bert.encoder.layer.1.attention.self.query" in linear and len(linear) == 14
+
+
+class Enlarged(nn.Module):
+    """Halves a picture twice and joins it again; compares whole shapes, which FX's proxies can't."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.Sequential(nn.Conv2d(1, 4, 3, 2, 1), nn.ReLU(), nn.Conv2d(4, 4, 3, 2, 1))
+        self.up = nn.Upsample(scale_factor=4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        up = self.up(self.down(x))
+        if up.shape[2:] != x.shape[2:]:
+            up = nn.functional.interpolate(up, size=x.shape[2:])
+        return torch.cat([up, x], 1)
+
+
+@pytest.mark.parametrize("factor", ["", "4*"])
+def test_pictures_of_any_size_are_traced(factor: str) -> None:
+    torch.manual_seed(0)
+    network = Enlarged().eval()
+    spec = TensorSpec("images", "float32", (BATCH, 1, f"{factor}height", f"{factor}width"))
+    traced = trace_network(network, [spec], route="export").graph
+    for height, width in ((32, 48), (100, 20), (8, 8)) if factor else ((33, 48), (101, 20), (64, 64)):
+        images = torch.randn(2, 1, height, width)
+        with torch.no_grad():
+            torch.testing.assert_close(traced(images), network(images))
