@@ -33,6 +33,7 @@ def classification(
         class_weights=() if counts_K is None else balanced_weights(counts_K),
         focal_gamma=options.focal_gamma,
         positive_class=positive,
+        positive_metric=options.metric,
     )
 
 

@@ -40,8 +40,19 @@ class ClassesConfig(StageConfig):
         description="focal loss: multiply losses by (1 - p)^gamma, p: probability of the label",
     )
     positive: str | None = Field(
-        None, min_length=1, description="the class to find: its F1 becomes the metric that models are compared by"
+        None,
+        min_length=1,
+        description="the class to find: F1, area under the ROC curve and average precision are computed for it",
     )
+    metric: Literal["f1", "roc_auc", "average_precision"] = Field(
+        "f1", description="which of the positive class's metrics models are compared by"
+    )
+
+    @model_validator(mode="after")
+    def _has_a_positive_class(self) -> Self:
+        if self.metric != "f1" and self.positive is None:
+            raise ValueError(f"metric: {self.metric} is of one class: name it as `positive`")
+        return self
 
 
 class BatchConfig(StageConfig):

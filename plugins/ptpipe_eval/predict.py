@@ -17,6 +17,7 @@ import torch
 
 from ptpipe import JSON, Context, StageError
 from ptpipe_torch import BATCH, Data, Deployable, InputForm, Predictions, Predictor, Split, TensorSpec
+from ptpipe_torch.task.ranking import with_ranking
 
 if TYPE_CHECKING:
     from ptpipe_eval.config import PredictConfig
@@ -66,13 +67,14 @@ def select_split(data: Data, name: str) -> EvalSplit:
 
 @dataclass
 class Evaluation:
-    """The sums that the task's figures are computed from and, where wanted, what is kept of each sample."""
+    """What the task's figures are computed from and, where wanted, what is kept of each sample."""
 
     split: EvalSplit
     keeps_samples: bool = False
     recorder: SampleRecorder | None = None
     """Receives every batch too."""
     _sums: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
+    _ranked: list[npt.NDArray[np.float32]] = field(default_factory=list)
     _kept: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
     _num_done: int = 0
 
@@ -81,6 +83,8 @@ class Evaluation:
         task, start = self.split.data.info.task, self._num_done
         for name, total in task.sums(outputs, targets).items():
             self._sums[name] = self._sums[name] + total.numpy() if name in self._sums else total.numpy()
+        if (ranked := task.label_scores(outputs, targets)) is not None:
+            self._ranked.append(ranked.numpy())
         for name, rows in task.samples(outputs, targets).items() if self.keeps_samples else ():
             self._kept[name] = _with_rows(self._kept.get(name), start, rows.numpy(), len(self.split.samples))
         if self.recorder is not None:
@@ -92,7 +96,8 @@ class Evaluation:
         """Return the task's figures, of all samples. Raises StageError, with the model's name, for a metric of NaN."""
         num_samples, task = len(self.split.samples), self.split.data.info.task
         assert self._num_done == num_samples, f"{self.split}: batches contain {self._num_done} of {num_samples} samples"
-        figures = task.figures(self._sums, num_samples)
+        ranked = np.concatenate(self._ranked) if self._ranked else None
+        figures = with_ranking(task, task.figures(self._sums, num_samples), ranked)
         for metric in task.metrics:
             value = figures[metric.name]
             if not (isinstance(value, int | float) and math.isfinite(value)):

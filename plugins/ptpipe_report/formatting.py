@@ -14,6 +14,8 @@ _UNIT_OF_WORD = {
     "agreement": "accuracy",
     "fidelity": "accuracy",
     "f1": "accuracy",
+    "auc": "accuracy",
+    "precision": "accuracy",
     "iou": "accuracy",
     "top1": "accuracy",
     "ratio": "fraction",
@@ -23,12 +25,16 @@ _UNIT_OF_WORD = {
     "macs": "scaled",
 }
 _SYMBOL_OF_UNIT = {"db": "dB", "ms": "ms"}
-_LABELS = {"quantization_top1_agreement": "agreement with float"}
+_LABELS = {"quantization_top1_agreement": "agreement with float", "roc_auc": "ROC AUC", "val_roc_auc": "val ROC AUC"}
 _BEST_KNOWN = (
     "f1",
     "val_f1",
     "macro_f1",
     "val_macro_f1",
+    "roc_auc",
+    "val_roc_auc",
+    "average_precision",
+    "val_average_precision",
     "perplexity",
     "val_perplexity",
     "accuracy",

@@ -15,7 +15,7 @@ from ptpipe_sweep.outcome import Ending, Quality, SeedMean, best, pareto_front, 
 from ptpipe_sweep.trials import shown
 
 _MARKUP = re.compile(r"([\\`*_\[\]<>|~#@])")
-_FRACTIONS = ("accuracy", "f1", "iou", "agreement")
+_FRACTIONS = ("accuracy", "f1", "roc_auc", "average_precision", "iou", "agreement")
 _MAX_REASON = 60
 
 

@@ -5,8 +5,9 @@ Shape legend: N samples of this rank.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import cast
 
 import numpy as np
@@ -17,6 +18,7 @@ from torch import nn
 from ptpipe_torch import Data
 from ptpipe_torch.distributed.worker_group import SINGLE_WORKER, WorkerGroup
 from ptpipe_torch.model.outputs import named_outputs
+from ptpipe_torch.task.ranking import with_ranking
 from ptpipe_train.device import DeviceSettings
 
 
@@ -27,8 +29,10 @@ def evaluate(
     settings: DeviceSettings,
     batch_size: int,
     workers: WorkerGroup = SINGLE_WORKER,
-) -> dict[str, float]:
+) -> tuple[dict[str, float], list[str]]:
     """Return the task's metrics on a split, in eval mode and float32, as the network will be delivered.
+
+    Behind them, what is undefined there, in sentences: `Task.undefined`.
 
     Each rank takes its slice of the samples, every sample is counted once, and all ranks return the same metrics.
     Buffers and modes of the network are restored.
@@ -44,14 +48,20 @@ def evaluate(
         device=settings.device,
     )
     totals: dict[str, torch.Tensor] = {}  # on the device, so no batch waits for a number
+    ranked: list[torch.Tensor] = []
     with state_restored(module), torch.no_grad():
         for batch in batches:
-            sums = task.sums(named_outputs(module(*batch.args), task.outputs), batch.targets)
+            outputs = named_outputs(module(*batch.args), task.outputs)
+            sums = task.sums(outputs, batch.targets)
             totals = {name: totals[name] + value if totals else value for name, value in sums.items()}
+            if (rows := task.label_scores(outputs, batch.targets)) is not None:
+                ranked.append(rows)
     if not len(own_N):
         totals = {name: torch.zeros_like(total) for name, total in totals.items()}
     figures = task.figures(_all_reduced(totals, workers), num_samples)
-    return {metric.name: float(cast("float", figures[metric.name])) for metric in task.metrics}
+    figures = with_ranking(task, figures, _all_gathered(ranked, num_samples, workers))
+    metrics = {metric.name: float(cast("float", figures[metric.name])) for metric in task.metrics}
+    return metrics, task.undefined(figures, split)
 
 
 def _all_reduced(totals: Mapping[str, torch.Tensor], workers: WorkerGroup) -> dict[str, npt.NDArray[np.float64]]:
@@ -60,6 +70,22 @@ def _all_reduced(totals: Mapping[str, torch.Tensor], workers: WorkerGroup) -> di
     ends = np.cumsum([array.size for array in arrays.values()])
     parts = np.split(np.array(flat), ends[:-1])
     return {name: part.reshape(arrays[name].shape) for name, part in zip(arrays, parts, strict=True)}
+
+
+def _all_gathered(
+    batches: Sequence[torch.Tensor], num_samples: int, workers: WorkerGroup
+) -> npt.NDArray[np.float32] | None:
+    """Return the rows of all samples, rank by rank; None where a task has none."""
+    if not batches:
+        return None
+    own = torch.cat(list(batches)).cpu()
+    sizes = [
+        len(range(num_samples)[replace(workers, rank=rank).rank_slice(num_samples)]) for rank in range(workers.size)
+    ]
+    padded = own.new_zeros(max(sizes), *own.shape[1:])  # all ranks must gather as many
+    padded[: sizes[workers.rank]] = own[: sizes[workers.rank]]
+    gathered = workers.all_gather_tensor(padded)
+    return torch.cat([rows[:size] for rows, size in zip(gathered, sizes, strict=True)]).numpy()
 
 
 @contextmanager

@@ -298,8 +298,11 @@ class Training:
             refuse_unstored_state(self.model, self.loop.data, strategy, plan.batch_size)
         if len(self.loop.data.splits["val"]):
             pass_size = strategy.pass_size(plan.batch_size)
-            figures = evaluate(strategy.module, self.loop.data, "val", strategy.settings, pass_size, strategy.workers)
+            evaluated = (strategy.module, self.loop.data, "val", strategy.settings, pass_size, strategy.workers)
+            figures, undefined = evaluate(*evaluated)
             self.monitor.check_figures(figures, last_step)
+            for sentence in () if progress.epoch else undefined:
+                self.ctx.notice(sentence)
             metrics |= {f"val_{name}": value for name, value in figures.items()}
         if self.state.best and self.state.zeros.are_all(last_step):  # fewer zeros make no better model
             self.state.best.update(metrics, strategy.module)

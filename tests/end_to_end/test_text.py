@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
+from sklearn.metrics import average_precision_score, roc_auc_score
 from tokenizers import Tokenizer
 
 from ptpipe_torch import Predictions
@@ -33,7 +34,9 @@ stages:
        classes: {positive: spam}, vocabulary_size: 600, max_length: 64, batch_by_length: true, batch_size: 32,
        train_size: 2400, test_size: 400, calibration_size: 256}
   net:        {uses: model.text_transformer, with: {dim: 64, num_layers: 1}}
-  trained:    {uses: train.supervised, with: {epochs: 5, optimizer: adamw, lr: 0.002}}
+  trained:
+    uses: train.supervised
+    with: {epochs: 5, optimizer: adamw, lr: 0.002, early_stopping: {metric: val_average_precision, patience: 5}}
   observed:   {uses: quant.prepare, needs: {model: trained}, with: {backend: fbgemm}}
   calibrated: {uses: quant.calibrate, needs: {model: observed}}
   int8:       {uses: quant.convert, needs: {model: calibrated}}
@@ -44,6 +47,10 @@ stages:
     needs: {models: [trained, int8, onnx]}
     with: {batch_sizes: [1], threads: [one], budget_s: 1}
   quality:    {uses: gate.quality, needs: {comparison: compare}, with: {candidate: onnx, metric: f1, max_drop: 0.02}}
+  ranking:
+    uses: gate.quality
+    needs: {comparison: compare}
+    with: {candidate: onnx, metric: roc_auc, max_drop: 0.1, min_value: 0.9, on_inconclusive: fail}
 """
 HAM = (
     "see you at home",
@@ -106,6 +113,24 @@ def test_messages_are_learned_and_int8_loses_nothing(place, finished) -> None:
     assert macs > 10_000
     sizes = {row["name"]: row["size_bytes"] for row in comparison["rows"]}
     assert sizes["int8"] < 0.35 * sizes["trained"]
+
+
+def test_rankings_are_those_of_scikit_learn_and_a_gate_judges_them(place, finished) -> None:
+    predictions = Predictions.load(folder_of(place, finished, "predicted"))
+    labels_N, logits_NK = predictions.arrays["labels"], predictions.arrays["logits"].astype(float)
+    odds_N = (logits_NK[:, 1] - logits_NK[:, 0]).astype(np.float32)
+    expected = roc_auc_score(labels_N, odds_N), average_precision_score(labels_N, odds_N)
+    assert predictions.metrics["class_names"] == ["ham", "spam"] and expected[1] > 0.9
+    comparison = json.loads((folder_of(place, finished, "compare") / "comparison.json").read_text())
+    row = next(row for row in comparison["rows"] if row["name"] == "onnx")
+    for metrics in (finished["stages"]["predicted"]["metrics"], row["metrics"]):
+        assert (metrics["roc_auc"], metrics["average_precision"]) == pytest.approx(expected, abs=1e-12)
+    verdict = json.loads((folder_of(place, finished, "ranking") / "verdict.json").read_text())
+    assert verdict["decision"] == "passed" and verdict["facts"]["value"] == row["metrics"]["roc_auc"]
+    assert verdict["facts"]["drop_low"] <= verdict["facts"]["drop"] <= verdict["facts"]["drop_high"] < 0.1
+    history = finished["stages"]["trained"]["metrics"]["history"]
+    best = max(history, key=lambda epoch: epoch["val_average_precision"])
+    assert finished["stages"]["trained"]["metrics"]["best_epoch"] == best["epoch"]
 
 
 def test_the_delivered_files_classify_messages(place, finished) -> None:

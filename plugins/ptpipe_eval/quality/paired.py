@@ -16,6 +16,8 @@ from ptpipe import StageError
 from ptpipe_torch import Task
 from ptpipe_torch.quality.bootstrap import BootstrapDrop, bootstrap_drops
 from ptpipe_torch.quality.proportions import ProportionDrop
+from ptpipe_torch.quality.ranking_drops import ranking_drops
+from ptpipe_torch.task.ranking import RANKED, RANKING_NAMES, added
 
 _MAX_FLOAT16 = 65_000
 
@@ -51,7 +53,7 @@ class ModelSamples:
     """What one model made of each sample, in the order of the split."""
 
     sums: Mapping[str, npt.NDArray[Any]]
-    """`Task.sample_sums`; without those that are not bool where they take too much memory."""
+    """`rows_of_samples`; without those that are not bool where they take too much memory."""
     predictions_N: npt.NDArray[np.int64] | None
     """Numbers that are equal where the predictions are; None where these are no integers, so that all differ."""
     labels_N: npt.NDArray[np.int64] | None
@@ -149,7 +151,7 @@ def _scores(task: Task, models: Sequence[ModelSamples]) -> dict[str, npt.NDArray
 
 
 def _metric_values(task: Task, sums: Mapping[str, npt.NDArray[Any]]) -> Mapping[str, npt.NDArray[np.float64]]:
-    totals = {name: rows.sum(axis=0, dtype=np.float64)[None] for name, rows in sums.items()}
+    totals = {name: rows.sum(axis=0, dtype=np.float64)[None] for name, rows in added(sums).items()}
     return task.metric_values(totals, len(next(iter(sums.values()))))
 
 
@@ -160,8 +162,14 @@ def _bootstraps(
     others = [number for number in range(len(models)) if number != baseline]
     if not metrics or not others or not models[0].is_complete:
         return {}
-    sums = [models[number].sums for number in (baseline, *others)]
-    found = bootstrap_drops(sums[0], sums[1:], metrics, task.metric_values, seed, task.worst_sums)
+    rows = [models[number].sums for number in (baseline, *others)]
+    ranked = [own[RANKED] for own in rows if RANKED in own]
+    of_sums = [metric for metric in metrics if not ranked or metric.name not in RANKING_NAMES]
+    sums = [added(own) for own in rows]
+    found = bootstrap_drops(sums[0], sums[1:], of_sums, task.metric_values, seed, task.worst_sums)
+    if ranked:
+        of_ranking = ranking_drops(ranked[0], ranked[1:], seed)
+        found = [{**one, **other} for one, other in zip(found, of_ranking, strict=True)]
     known = [metric.name for metric in metrics if all(of[metric.name].is_finite for of in found)]
     by_row = dict(zip(others, found, strict=True))
     return {name: tuple(by_row[row][name] if row in by_row else None for row in range(len(models))) for name in known}

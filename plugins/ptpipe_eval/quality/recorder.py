@@ -17,6 +17,7 @@ from ptpipe import JSON
 from ptpipe_eval.quality.details import ModelDetails, numbers_of, tables_of
 from ptpipe_eval.quality.paired import ModelSamples
 from ptpipe_torch import Task
+from ptpipe_torch.task.ranking import rows_of_samples
 
 _MAX_BYTES = 64 << 20
 """Of the sums of all samples, for each model; what is right or wrong is kept in any case."""
@@ -38,7 +39,7 @@ class SampleRecorder:
 
     def add(self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]) -> None:
         """Add a batch."""
-        sums = {name: rows.numpy() for name, rows in self._task.sample_sums(outputs, targets).items()}
+        sums = rows_of_samples(self._task, outputs, targets)
         sizes = {name: rows.nbytes * self._num_samples / len(rows) for name, rows in sums.items()}
         if sum(size for name, size in sizes.items() if sums[name].dtype != np.bool_) > _MAX_BYTES:
             self._is_complete = False

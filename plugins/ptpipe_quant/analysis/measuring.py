@@ -6,7 +6,7 @@ Shape legend: N samples of all batches.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +22,7 @@ from ptpipe_torch import Batch, Data, Signature, Task
 from ptpipe_torch.int8.decomposed import QUANTIZE
 from ptpipe_torch.int8.read_ranges import read_range
 from ptpipe_torch.model.outputs import named_outputs, tensors_of
+from ptpipe_torch.task.ranking import rows_of_samples
 
 
 @dataclass
@@ -100,14 +101,7 @@ class Measurement:
             sums.add(x, integers, Grid(step, zero, *ends, is_calibrated=is_calibrated))
 
     def _sums(self, returned: Any, batch: Batch) -> dict[str, npt.NDArray[Any]]:
-        return sums_of_samples(self._task, named_outputs(returned, self._signature.outputs), batch.targets)
-
-
-def sums_of_samples(
-    task: Task, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]
-) -> dict[str, npt.NDArray[Any]]:
-    """Return of each sample what the metrics are computed from."""
-    return {name: rows.numpy() for name, rows in task.sample_sums(outputs, targets).items()}
+        return rows_of_samples(self._task, named_outputs(returned, self._signature.outputs), batch.targets)
 
 
 def spread_positions(data: Data, split: str, num_samples: int | None, kind: str) -> npt.NDArray[np.int64]:

@@ -12,7 +12,6 @@ import torch
 
 from ptpipe import JSON, Context, LogLine, Metric, Progress
 from ptpipe_quant import stages
-from ptpipe_quant.analysis.measuring import sums_of_samples
 from ptpipe_quant.config import CalibrateConfig, PrepareConfig
 from ptpipe_quant.layer_options import layer_rules, options_at
 from ptpipe_quant.tuning.config import TuneConfig
@@ -20,6 +19,7 @@ from ptpipe_quant.tuning.sequential import Budget
 from ptpipe_quant.tuning.trials import Choice, Trial
 from ptpipe_torch import Data, Model, Predictor
 from ptpipe_torch.quality.bootstrap import Sums
+from ptpipe_torch.task.ranking import rows_of_samples
 
 
 @dataclass
@@ -112,7 +112,7 @@ class Evaluator:
         task, parts, done = self.data.info.task, list[dict[str, npt.NDArray[Any]]](), 0
         for batch in self.data.batches(self.config.split, order_N=positions_N):
             outputs = {name: torch.from_numpy(array) for name, array in predict(batch.input_arrays()).items()}
-            parts.append(sums_of_samples(task, outputs, batch.targets))
+            parts.append(rows_of_samples(task, outputs, batch.targets))
             done += len(batch)
             on_samples(done)
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}

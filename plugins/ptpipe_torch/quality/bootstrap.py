@@ -257,10 +257,7 @@ class _Pair:
                 np.add.at(groups, group_N, rows.astype(np.float64))
                 without[key] = totals[key] - groups
             by_model.append(self.values(without, self.num_samples - int(sizes_G[0]))[name])
-        drops_G = sign * (by_model[0] - by_model[1])
-        influence_G = drops_G.mean() - drops_G
-        scale = float((influence_G**2).sum()) ** 1.5
-        return float((influence_G**3).sum()) / (6 * scale) if scale > _SMALLEST**3 else 0.0
+        return acceleration_of(sign * (by_model[0] - by_model[1]))
 
 
 def _sign(metric: Metric) -> float:
@@ -272,23 +269,44 @@ def _totals(sums: Sums) -> dict[str, Floats]:
     return {name: rows.sum(axis=0, dtype=np.float64)[None] for name, rows in sums.items()}
 
 
-def _resampled(
-    models: Sequence[Sums], num_samples: int, values: MetricValues, seed: int
-) -> Iterator[list[Mapping[str, Floats]]]:
-    """Yield the metrics of every model, on the same resamples, a chunk of resamples at a time."""
+def resample_counts(num_samples: int, seed: int) -> Iterator[Floats]:
+    """Yield how often each of `NUM_RESAMPLES` draws has each sample, (R, N), a chunk of resamples at a time."""
     random = np.random.default_rng(seed)
     chunk_size = max(1, min(NUM_RESAMPLES, _MAX_CHUNK_BYTES // (8 * num_samples)))
-    flat = [{name: rows.reshape(num_samples, -1) for name, rows in sums.items()} for sums in models]
     for start in range(0, NUM_RESAMPLES, chunk_size):
         size = min(chunk_size, NUM_RESAMPLES - start)
         drawn_RN = random.integers(0, num_samples, (size, num_samples))
         drawn_RN += np.arange(size)[:, None] * num_samples
         counts = np.bincount(drawn_RN.ravel(), minlength=size * num_samples)
-        counts_RN = counts.reshape(size, num_samples).astype(np.float64)
+        yield counts.reshape(size, num_samples).astype(np.float64)
+
+
+def jackknife_counts(num_samples: int) -> Iterator[Floats]:
+    """Yield how often each sample is there where one of at most 1,000 groups is left out, (G, N), in chunks."""
+    num_groups = min(num_samples, _MAX_GROUPS)
+    chunk_size = max(1, min(num_groups, _MAX_CHUNK_BYTES // (8 * num_samples)))
+    for start in range(0, num_groups, chunk_size):
+        groups_G = np.arange(start, min(start + chunk_size, num_groups))
+        yield (np.arange(num_samples) % num_groups != groups_G[:, None]).astype(np.float64)
+
+
+def acceleration_of(drops_G: Floats) -> float:
+    """Return the skewness of the groups' influence from the drops without each of them."""
+    influence_G = drops_G.mean() - drops_G
+    scale = float((influence_G**2).sum()) ** 1.5
+    return float((influence_G**3).sum()) / (6 * scale) if scale > _SMALLEST**3 else 0.0
+
+
+def _resampled(
+    models: Sequence[Sums], num_samples: int, values: MetricValues, seed: int
+) -> Iterator[list[Mapping[str, Floats]]]:
+    """Yield the metrics of every model, on the same resamples, a chunk of resamples at a time."""
+    flat = [{name: rows.reshape(num_samples, -1) for name, rows in sums.items()} for sums in models]
+    for counts_RN in resample_counts(num_samples, seed):
         yield [
             values(
                 {
-                    name: (counts_RN @ rows_NS.astype(np.float64)).reshape(size, *sums[name].shape[1:])
+                    name: (counts_RN @ rows_NS.astype(np.float64)).reshape(len(counts_RN), *sums[name].shape[1:])
                     for name, rows_NS in of_model.items()
                 },
                 num_samples,

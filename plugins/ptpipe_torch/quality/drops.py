@@ -10,6 +10,8 @@ import numpy as np
 from ptpipe import StageError
 from ptpipe_torch.quality.bootstrap import BootstrapDrop, Sums, bootstrap_drops
 from ptpipe_torch.quality.proportions import ProportionDrop
+from ptpipe_torch.quality.ranking_drops import ranking_drops
+from ptpipe_torch.task.ranking import RANKED, RANKING_NAMES, Ranking, added
 from ptpipe_torch.task.task import Task
 
 
@@ -18,16 +20,20 @@ def primary_drops(
 ) -> list[ProportionDrop | BootstrapDrop]:
     """Return the drop of each candidate's primary metric, with its interval.
 
-    `baseline`, `candidates`: `Task.sample_sums` of the same samples. Tango's interval of paired proportions where the
+    `baseline`, `candidates`: `rows_of_samples` of the same samples. Tango's interval of paired proportions where the
     metric is a fraction of the samples, else a bootstrap of the paired samples.
     """
     name = task.primary_metric.name
+    if RANKED in baseline and name in RANKING_NAMES:
+        ranked = ranking_drops(baseline[RANKED], [sums[RANKED] for sums in candidates], seed)
+        return [drops[name] for drops in ranked]
     right_N = baseline.get(name)
     if right_N is None or right_N.dtype != np.bool_ or right_N.ndim != 1:
         if not candidates:
             return []
         metrics = [task.primary_metric]
-        found = bootstrap_drops(baseline, candidates, metrics, task.metric_values, seed, task.worst_sums)
+        pair = added(baseline), [added(sums) for sums in candidates]
+        found = bootstrap_drops(*pair, metrics, task.metric_values, seed, task.worst_sums)
         return [drops[name] for drops in found]
     return [
         ProportionDrop(int((right_N & ~sums[name]).sum()), int((sums[name] & ~right_N).sum()), len(right_N))
@@ -53,7 +59,9 @@ def finite_limits(task: Task, drop: ProportionDrop | BootstrapDrop, confidence: 
 
 
 def primary_value(task: Task, sums: Sums) -> float:
-    """Return the primary metric of samples with these sums."""
-    num_samples = len(next(iter(sums.values())))
-    totals = {name: rows.sum(axis=0, dtype=np.float64)[None] for name, rows in sums.items()}
-    return float(task.metric_values(totals, num_samples)[task.primary_metric.name][0])
+    """Return the primary metric of samples with these rows: `rows_of_samples`."""
+    name, num_samples = task.primary_metric.name, len(next(iter(sums.values())))
+    if RANKED in sums and name in RANKING_NAMES:
+        return float(Ranking(sums[RANKED]).values(np.ones((1, num_samples)))[name][0])
+    totals = {key: rows.sum(axis=0, dtype=np.float64)[None] for key, rows in added(sums).items()}
+    return float(task.metric_values(totals, num_samples)[name][0])

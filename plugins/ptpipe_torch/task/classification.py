@@ -6,7 +6,7 @@ Shape legend: N samples, B of a batch, K classes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -15,6 +15,7 @@ from ptpipe_torch.data.column import Column
 from ptpipe_torch.data.column_info import ArrayInfo, ColumnInfo
 from ptpipe_torch.model.signature import BATCH, TensorSpec
 from ptpipe_torch.task.class_task import ClassTask
+from ptpipe_torch.task.ranking import AVERAGE_PRECISION, ROC_AUC
 from ptpipe_torch.task.soft_targets import class_divergence
 from ptpipe_torch.task.task import Metric
 
@@ -36,7 +37,9 @@ class Classification(ClassTask):
     focal_gamma: float = Field(default=0.0, ge=0)
     """Exponent of the focal loss, (1 - p)^gamma times the loss, p: probability of the label (Lin et al., 2017)."""
     positive_class: str | None = None
-    """The class to find, whose F1 is the primary metric; None: the primary metric is accuracy."""
+    """The class to find, which has F1, area under the ROC curve and average precision; None: these are no metrics."""
+    positive_metric: Literal["f1", "roc_auc", "average_precision"] = "f1"
+    """Which of the three is the primary metric; without a positive class, accuracy is."""
 
     @model_validator(mode="after")
     def _has_the_positive_class(self) -> Self:
@@ -63,7 +66,8 @@ class Classification(ClassTask):
         loss = Metric("loss", higher_is_better=False)
         f1 = Metric("f1", higher_is_better=True, is_fraction=True)
         metrics = (accuracy, top5, loss) if self.num_classes > _TOP else (accuracy, loss)
-        return metrics if self.positive_class is None else (f1, *metrics)
+        of_positive = sorted((f1, ROC_AUC, AVERAGE_PRECISION), key=lambda metric: metric.name != self.positive_metric)
+        return metrics if self.positive_class is None else (*of_positive, *metrics)
 
     def losses(self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Cross-entropy, weighted by class and focal where the facts say so."""
@@ -109,6 +113,19 @@ class Classification(ClassTask):
         }
         return figures | details
 
+    def label_scores(
+        self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]
+    ) -> torch.Tensor | None:
+        """The logarithm of the positive class's odds against all others: where float32 has p = 1, it still ranks."""
+        import torch
+
+        if self.positive_class is None:
+            return None
+        number, logits_BK = self.class_names.index(self.positive_class), outputs["logits"].double()
+        others_BK = torch.cat([logits_BK[:, :number], logits_BK[:, number + 1 :]], dim=1)
+        odds_B = logits_BK[:, number] - others_BK.logsumexp(1)
+        return torch.stack([odds_B, targets["labels"] == number], dim=1)[:, None].float()
+
     def samples(
         self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
@@ -148,8 +165,16 @@ class Classification(ClassTask):
         return {"f1": np.broadcast_to([0, 1], sums["f1"].shape)} if "f1" in sums else {}
 
     def undefined(self, figures: Mapping[str, JSON], split: str) -> list[str]:
-        """An F1 without a sample of its class."""
-        return [] if self.positive_class is None else without_support(figures["per_class"], split, self.positive_class)
+        """Metrics of the positive class without a sample of it; an area under the ROC curve without any other."""
+        if self.positive_class is None:
+            return []
+        rows, others = figures["per_class"], [name for name in self.class_names if name != self.positive_class]
+        what = "F1, roc_auc and average_precision are undefined there and count as 0"
+        if absent := without_support(rows, split, self.positive_class, what=what):
+            return absent
+        if len(_without_support(rows, others)) == len(others):
+            return [f"{split} has samples of {self.positive_class!r} alone: roc_auc is undefined there and counts as 0"]
+        return []
 
     def target_bytes(
         self, targets: Mapping[str, Column], order_N: npt.NDArray[np.int64]
@@ -213,14 +238,23 @@ def f1_of(totals: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return np.asarray(2 * totals[:, 0] / np.maximum(1, totals[:, 1]))
 
 
-def without_support(rows: JSON, split: str, *names: str) -> list[str]:
-    """Return a sentence that names those of `names` of which `split` has nothing. `rows`: as `per_class` returns."""
-    found = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
-    absent = [row["name"] for row in found if row["name"] in names and not row["support"]]
+def without_support(
+    rows: JSON, split: str, *names: str, what: str = "F1 is undefined there and counts as 0"
+) -> list[str]:
+    """Return a sentence that names those of `names` of which `split` has nothing, and `what` follows.
+
+    `rows`: as `per_class` returns.
+    """
+    absent = _without_support(rows, names)
     if not absent:
         return []
     named = ", ".join(repr(name) for name in absent[:_MAX_NAMED]) + (", ..." if len(absent) > _MAX_NAMED else "")
-    return [f"{split} has no sample of {named}: F1 is undefined there and counts as 0"]
+    return [f"{split} has no sample of {named}: {what}"]
+
+
+def _without_support(rows: JSON, names: Sequence[str]) -> list[str]:
+    found = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+    return [str(row["name"]) for row in found if row["name"] in names and not row["support"]]
 
 
 def per_class(confusion_KK: npt.NDArray[np.int64], class_names: Sequence[str]) -> list[dict[str, JSON]]:

@@ -15,6 +15,7 @@ from ptpipe_torch.data.column import Column
 from ptpipe_torch.data.column_info import ArrayInfo, ColumnInfo
 from ptpipe_torch.model.signature import BATCH, Meanings, TensorSpec
 from ptpipe_torch.task.classification import f1_of, without_support
+from ptpipe_torch.task.ranking import AVERAGE_PRECISION, ROC_AUC
 from ptpipe_torch.task.soft_targets import label_divergence
 from ptpipe_torch.task.task import Metric, Task, meaning_of
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     import torch
 
 _OUTPUT, _TARGET = "logits", "labels"
+_MAX_RANKED = 100
+"""With more labels, the scores of all samples take too much memory, and intervals of their metrics too long."""
 
 
 class MultiLabel(Task):
@@ -50,11 +53,10 @@ class MultiLabel(Task):
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
-        return (
-            Metric("macro_f1", higher_is_better=True, is_fraction=True),
-            Metric("exact_match", higher_is_better=True, is_fraction=True),
-            Metric("loss", higher_is_better=False),
-        )
+        macro_f1 = Metric("macro_f1", higher_is_better=True, is_fraction=True)
+        exact_match = Metric("exact_match", higher_is_better=True, is_fraction=True)
+        of_ranking = (ROC_AUC, AVERAGE_PRECISION) if len(self.label_names) <= _MAX_RANKED else ()
+        return (macro_f1, *of_ranking, exact_match, Metric("loss", higher_is_better=False))
 
     def losses(self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Binary cross-entropy, averaged over the labels."""
@@ -100,6 +102,15 @@ class MultiLabel(Task):
             "per_label": rows,
         }
 
+    def label_scores(
+        self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]
+    ) -> torch.Tensor | None:
+        import torch
+
+        if len(self.label_names) > _MAX_RANKED:
+            return None
+        return torch.stack([outputs[_OUTPUT].float(), targets[_TARGET]], dim=2)
+
     def samples(
         self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
@@ -136,8 +147,11 @@ class MultiLabel(Task):
         return {"macro_f1": np.broadcast_to([[0], [1]], sums["macro_f1"].shape)}
 
     def undefined(self, figures: Mapping[str, JSON], split: str) -> list[str]:
-        """Labels that no sample has, whose F1 is 0."""
-        return without_support(figures["per_label"], split, *self.label_names)
+        """Labels that no sample has."""
+        what = "F1 is undefined there and counts as 0"
+        if len(self.label_names) <= _MAX_RANKED:
+            what += "; roc_auc and average_precision leave it out"
+        return without_support(figures["per_label"], split, *self.label_names, what=what)
 
     def check_targets(self, split: str, targets: Mapping[str, Column]) -> None:
         import numpy as np

@@ -137,6 +137,11 @@ class OwnFunctionsTask(Task):
             figures[self.metric.name] = float(sums[_METRIC]) / num_samples
         return figures | self.task.figures({name: of for name, of in sums.items() if name != _METRIC}, num_samples)
 
+    def label_scores(
+        self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]
+    ) -> torch.Tensor | None:
+        return self.task.label_scores(outputs, targets)
+
     def samples(
         self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:

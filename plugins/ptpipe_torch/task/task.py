@@ -134,10 +134,20 @@ class Task(Facts, ABC):
 
     @abstractmethod
     def figures(self, sums: Mapping[str, npt.NDArray[Any]], num_samples: int) -> dict[str, JSON]:
-        """Return a number for each of `metrics`, and whatever else a report may show.
+        """Return a number for each of `metrics` that sums give, and whatever else a report may show.
 
         `sums`: those of all samples, by name. `num_samples`: how many these are; not 0.
         """
+
+    def label_scores(
+        self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]
+    ) -> torch.Tensor | None:
+        """Return how sure the outputs are of each label and, 1 or 0, whether a sample has it: float32 (B, L, 2).
+
+        By default None. `roc_auc` and `average_precision`, where they are among `metrics`, are computed from all
+        samples' together: means over the L labels. They are gathered from batches and workers, not added.
+        """
+        return None
 
     @abstractmethod
     def samples(
@@ -169,7 +179,7 @@ class Task(Facts, ABC):
     def metric_values(
         self, totals: Mapping[str, npt.NDArray[np.float64]], num_samples: int
     ) -> dict[str, npt.NDArray[np.float64]]:
-        """Return each of `metrics`, (R,), of several draws of `num_samples` samples.
+        """Return each of `metrics` that sums give, (R,), of several draws of `num_samples` samples.
 
         `totals`: those of what `sample_sums` returns, (R, ...). By default those of `figures`.
         """
@@ -177,7 +187,8 @@ class Task(Facts, ABC):
 
         num_draws = len(next(iter(totals.values())))
         found = [self.figures({name: of[i] for name, of in totals.items()}, num_samples) for i in range(num_draws)]
-        return {metric.name: np.array([figures[metric.name] for figures in found], float) for metric in self.metrics}
+        names = [metric.name for metric in self.metrics if metric.name in found[0]]
+        return {name: np.array([figures[name] for figures in found], float) for name in names}
 
     def worst_sums(self, sums: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
         """Return what each sample adds at its worst, by the names of metrics: `sample_sums` of the worst outputs.

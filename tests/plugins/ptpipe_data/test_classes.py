@@ -36,6 +36,17 @@ def test_a_positive_class_that_is_none_is_refused() -> None:
         classification(NAMES, ClassesConfig(positive="spm"), np.zeros(1, dtype=np.int64))
 
 
+def test_what_models_are_compared_by_is_of_the_positive_class() -> None:
+    options = ClassesConfig(positive="spam", metric="average_precision")
+    task = classification(NAMES, options, np.zeros(1, dtype=np.int64))
+    assert task.primary_metric.name == "average_precision"
+    assert (
+        classification(NAMES, ClassesConfig(positive="spam"), np.zeros(1, dtype=np.int64)).primary_metric.name == "f1"
+    )
+    with pytest.raises(ValueError, match="metric: roc_auc is of one class: name it as `positive`"):
+        ClassesConfig(metric="roc_auc")
+
+
 def test_by_default_the_task_is_what_it_was() -> None:
     assert classification(NAMES, ClassesConfig(), np.zeros(1, dtype=np.int64)) == Classification(class_names=NAMES)
 

@@ -124,6 +124,11 @@ def test_the_best_known_figures_come_first_and_lists_and_prose_not_at_all() -> N
     assert [str(figure) for figure in key_figures(values)] == ["accuracy 99.00 %", "loss 0.100", "epochs 3"]
 
 
+def test_rankings_are_in_percent() -> None:
+    figures = key_figures({"accuracy": 0.99, "average_precision": 0.5, "roc_auc": 0.9877, "primary_metric": "f1"})
+    assert [str(figure) for figure in figures] == ["ROC AUC 98.77 %", "average precision 50.00 %", "accuracy 99.00 %"]
+
+
 def test_the_f1_of_a_class_comes_before_accuracy_in_percent() -> None:
     figures = key_figures({"val_accuracy": 0.99, "val_f1": 0.9412, "val_loss": 0.1})
     assert [str(figure) for figure in figures[:2]] == ["val f1 94.12 %", "val accuracy 99.00 %"]

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from sklearn.metrics import average_precision_score, roc_auc_score
 
 import ptpipe
 from ptpipe.api import RunResult
-from ptpipe_torch import Model
+from ptpipe_torch import Data, Model
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_workers")]
 
@@ -32,6 +33,12 @@ def manifests(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     rows = rng.normal(50, 10, (61, 4))
     lines = ["a,b,c,target", *(",".join(f"{value:.3f}" for value in row) for row in rows)]
     (folder / "table.csv").write_text("\n".join(lines), encoding="utf-8")
+    found = ["class" if row[0] + row[1] > 108 else "other" for row in rows]
+    lines = [
+        "a,b,c,kind",
+        *(f"{row[0]:.3f},{row[1]:.3f},{row[2]:.3f},{kind}" for row, kind in zip(rows, found, strict=True)),
+    ]
+    (folder / "classes.csv").write_text("\n".join(lines), encoding="utf-8")
     for number in range(15):
         mask = rng.integers(0, 3, (8, 8), dtype=np.uint8)
         pixels = np.repeat(mask[..., None] * 80, 3, axis=2) + rng.integers(0, 40, (8, 8, 3), dtype=np.uint8)
@@ -42,10 +49,13 @@ def manifests(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     data = {
         "regression": f"{{uses: data.table, with: {{path: {folder}/table.csv, task: regression, targets: [target], "
         "test_size: 5, val_size: 7, batch_size: 16}}",
+        "classification": f"{{uses: data.table, with: {{path: {folder}/classes.csv, task: classification, "
+        "targets: [kind], classes: {positive: class}, test_size: 5, val_size: 21, batch_size: 16}}",
         "segmentation": f"{{uses: data.segmentation_folder, with: {{path: {folder}/streets, class_names: [a, b, c], "
         "test_size: 2, val_size: 2, batch_size: 4, augment: [flip]}}",
     }
-    nets = {"regression": "{uses: model.mlp, with: {hidden: [16, 16]}}", "segmentation": "{uses: net.segmenter}"}
+    nets = dict.fromkeys(("regression", "classification"), "{uses: model.mlp, with: {hidden: [16, 16]}}")
+    nets["segmentation"] = "{uses: net.segmenter}"
     paths = {}
     for task, source in data.items():
         paths[task] = folder / f"{task}.yaml"
@@ -67,7 +77,7 @@ def trained(manifest: Path, **options: Any) -> tuple[Model, RunResult]:
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("task", ["regression", "segmentation"])
+@pytest.mark.parametrize("task", ["regression", "classification", "segmentation"])
 def test_it_ends_where_one_process_does(manifests: dict[str, Path], task: str, mode: str) -> None:
     single, one = trained(manifests[task])
     parallel, other = trained(manifests[task], parallel=MODES[mode])
@@ -79,6 +89,22 @@ def test_it_ends_where_one_process_does(manifests: dict[str, Path], task: str, m
     assert len(figures) >= 4
     for name in figures:
         assert ours[name] == pytest.approx(theirs[name], rel=1e-5), name
+
+
+def test_a_ranking_is_of_the_samples_of_all_workers(manifests: dict[str, Path]) -> None:
+    """21 of val: 11 for one worker and 10 for the other. The best epoch is that of the area."""
+    options = {"parallel": MODES["ddp"], "early_stopping": {"metric": "val_roc_auc"}}
+    model, result = trained(manifests["classification"], **options)
+    data, metrics = result.artifact("data"), result.stages["train"].metrics
+    assert isinstance(data, Data)
+    (batch,) = data.batches("val", batch_size=21)
+    with model.predictor() as predict:
+        logits_NK = predict(batch.input_arrays())["logits"].astype(float)
+    has_N, odds_N = batch.targets["labels"].numpy() == 0, logits_NK[:, 0] - logits_NK[:, 1]
+    assert metrics["val_roc_auc"] == pytest.approx(roc_auc_score(has_N, odds_N), abs=1e-12)
+    assert metrics["val_average_precision"] == pytest.approx(average_precision_score(has_N, odds_N), abs=1e-12)
+    best = max(row["val_roc_auc"] for row in metrics["history"])
+    assert metrics["val_roc_auc"] == best and 0.5 < best < 1
 
 
 @pytest.mark.parametrize("task", ["regression", "segmentation"])

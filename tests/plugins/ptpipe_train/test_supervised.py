@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn.metrics import average_precision_score, roc_auc_score
 from torch import nn
 
 from ptpipe import StageError
@@ -36,7 +37,7 @@ from ptpipe_train.device import DeviceSettings
 from ptpipe_train.parallel.ddp import SingleProcess, data_parallel
 from ptpipe_train.single_samples import warn_of_small_passes
 
-from ...datasets import image_info, labels_of
+from ...datasets import image_info, image_split, labels_of
 from ...signatures import classifier
 from .conftest import SIDE, Lab, assert_same_bits, small_net
 
@@ -231,10 +232,10 @@ class Stopping:
         self.losses = losses
         self.weights: list[torch.Tensor] = []
 
-    def __call__(self, module: nn.Module, *rest: Any) -> dict[str, float]:
+    def __call__(self, module: nn.Module, *rest: Any) -> tuple[dict[str, float], list[str]]:
         self.weights.append(module.state_dict()["8.weight"].clone())
         loss = self.losses[len(self.weights) - 1]
-        return {"loss": loss, "accuracy": 1 - loss}
+        return {"loss": loss, "accuracy": 1 - loss}, []
 
 
 @pytest.mark.parametrize("metric", ["val_loss", "val_accuracy"])
@@ -367,6 +368,35 @@ def test_the_figures_of_an_epoch_are_those_of_the_task(lab: Lab) -> None:
     rule = {"metric": "val_top5_accuracy"}
     metrics = lab.train(model, data, epochs=1, early_stopping=rule).metrics
     assert 0 <= metrics["val_accuracy"] <= metrics["val_top5_accuracy"] <= 1
+
+
+def with_positive(data: Data, name: str) -> Data:
+    task = data.info.task.model_copy(update={"positive_class": name})
+    return Data(replace(data.info, task=task), data.splits, data.loader)
+
+
+@pytest.mark.parametrize("name", ["roc_auc", "average_precision"])
+def test_the_best_epoch_may_be_that_of_a_ranking(lab: Lab, name: str) -> None:
+    data = with_positive(lab.make_data(60, 40), "c")
+    trained = lab.train(lab.make_model(), data, epochs=4, lr=0.02, early_stopping={"metric": f"val_{name}"})
+    with trained.model.predictor() as predict:
+        (batch,) = data.batches("val", batch_size=40)
+        logits_NK = torch.from_numpy(predict(batch.input_arrays())["logits"])
+    found_N, probabilities_N = batch.targets["labels"] == 2, logits_NK.double().softmax(1)[:, 2]
+    score = {"roc_auc": roc_auc_score, "average_precision": average_precision_score}[name]
+    best = max(epoch[f"val_{name}"] for epoch in trained.metrics["history"])
+    assert trained.metrics[f"val_{name}"] == best == pytest.approx(score(found_N, probabilities_N), abs=1e-12)
+    assert not trained.notices
+
+
+def test_a_val_split_without_the_positive_class_is_reported_once(lab: Lab) -> None:
+    data = with_positive(lab.make_data(40, 8), "a")
+    val = data.splits["val"]
+    val = image_split(val.ids, np.maximum(labels_of(val), 1), val.inputs["images"])
+    data = Data(data.info, {**data.splits, "val": val}, data.loader)
+    trained = lab.train(lab.make_model(), data, epochs=2)
+    sentence = "val has no sample of 'a': F1, roc_auc and average_precision are undefined there and count as 0"
+    assert trained.notices == [sentence] and trained.metrics["val_roc_auc"] == 0
 
 
 class Estimation(Task):

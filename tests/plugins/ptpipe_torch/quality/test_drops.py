@@ -8,8 +8,12 @@ import torch
 
 from ptpipe import StageError
 from ptpipe_torch.quality.drops import finite_limits, primary_drops, primary_value
+from ptpipe_torch.task.ranking import rows_of_samples
 
 from ..task.test_sample_sums import CASES
+
+OF_POSITIVE = "F1, roc_auc and average_precision are undefined there and count as 0"
+OF_LABELS = "F1 is undefined there and counts as 0; roc_auc and average_precision leave it out"
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -19,9 +23,7 @@ def test_it_is_the_difference_of_the_primary_metric(name) -> None:
         key: tensor + torch.randn(tensor.shape, generator=torch.Generator().manual_seed(5))
         for key, tensor in outputs.items()
     }
-    before, after = (
-        {key: rows.numpy() for key, rows in task.sample_sums(of, targets).items()} for of in (outputs, noisy)
-    )
+    before, after = (rows_of_samples(task, of, targets) for of in (outputs, noisy))
     (drop,) = primary_drops(task, before, [after], seed=7)
     difference = primary_value(task, before) - primary_value(task, after)
     assert drop.drop == pytest.approx(difference if task.primary_metric.higher_is_better else -difference, abs=1e-6)
@@ -30,7 +32,7 @@ def test_it_is_the_difference_of_the_primary_metric(name) -> None:
     assert finite_limits(task, drop, 0.95) == (low, high)
 
 
-@pytest.mark.parametrize("name", ["positive class", "labels", "entities", "tags", "pixels"])
+@pytest.mark.parametrize("name", ["positive class", "average precision", "labels", "entities", "tags", "pixels"])
 def test_models_that_make_no_mistake_are_not_shown_to_be_equal(name) -> None:
     task, outputs, targets = CASES[name]
     (target,) = targets.values()
@@ -39,7 +41,7 @@ def test_models_that_make_no_mistake_are_not_shown_to_be_equal(name) -> None:
         numbers = target.clamp(0, scores.shape[axis or 1] - 1).long()
         right = target if axis is None else torch.nn.functional.one_hot(numbers, scores.shape[axis]).movedim(-1, axis)
         perfect = {key: 2 * right.float() - 1}
-    sums = {of: rows.numpy() for of, rows in task.sample_sums(perfect, targets).items()}
+    sums = rows_of_samples(task, perfect, targets)
     (drop,) = primary_drops(task, sums, [sums], seed=7)
     low, high = drop.limits(0.95)
     assert drop.drop == 0 and -low == high > 0.02 and drop.p_value(0.0001) > 0.9
@@ -48,6 +50,11 @@ def test_models_that_make_no_mistake_are_not_shown_to_be_equal(name) -> None:
 def without_class_b() -> tuple:
     task, outputs, targets = CASES["positive class"]
     return task, outputs, {"labels": targets["labels"] % 2 * 2}
+
+
+def without_anything_to_find() -> tuple:
+    task, outputs, targets = CASES["average precision"]
+    return task, outputs, {"labels": targets["labels"] * 0}
 
 
 def without_variance() -> tuple:
@@ -73,22 +80,21 @@ def with_nothing_but_ignored_pixels() -> tuple:
 @pytest.mark.parametrize(
     ("case", "sentence"),
     [
-        (without_class_b(), "test has no sample of 'b': F1 is undefined there and counts as 0"),
+        (without_class_b(), f"test has no sample of 'b': {OF_POSITIVE}"),
+        (without_anything_to_find(), f"test has no sample of 'b': {OF_POSITIVE}"),
         (without_variance(), "test has the same value of a, b in all samples: R2 is undefined there"),
         (with_tags(4), "test has no entity: F1 is undefined there and counts as 0"),
-        (with_labels_of_none(), "test has no sample of 'x', 'y', 'never': F1 is undefined there and counts as 0"),
+        (with_labels_of_none(), f"test has no sample of 'x', 'y', 'never': {OF_LABELS}"),
         (with_nothing_but_ignored_pixels(), "test has no pixel that counts: the IoU is undefined there"),
     ],
-    ids=["f1", "r2", "entities", "labels", "pixels"],
+    ids=["f1", "average precision", "r2", "entities", "labels", "pixels"],
 )
 def test_what_is_undefined_is_named_and_shows_no_drop(case, sentence) -> None:
     task, outputs, targets = case
     figures = task.figures({name: of.numpy() for name, of in task.sums(outputs, targets).items()}, 23)
     assert task.undefined(figures, "test") == [sentence]
     opposite = {name: -of for name, of in outputs.items()}
-    before, after = (
-        {name: rows.numpy() for name, rows in task.sample_sums(of, targets).items()} for of in (outputs, opposite)
-    )
+    before, after = (rows_of_samples(task, of, targets) for of in (outputs, opposite))
     for candidate in (before, after):
         (drop,) = primary_drops(task, before, [candidate], seed=7)
         assert drop.limits(0.95) == (-np.inf, np.inf) and drop.p_value(1.0) == 1
@@ -104,7 +110,7 @@ def test_what_is_undefined_is_named_and_shows_no_drop(case, sentence) -> None:
     [
         ("positive class", []),
         ("two classes", []),
-        ("labels", ["test has no sample of 'never': F1 is undefined there and counts as 0"]),
+        ("labels", [f"test has no sample of 'never': {OF_LABELS}"]),
         ("entities", []),
         ("regression", ["test has the same value of b in all samples: R2 is undefined there"]),
         ("pixels", []),

@@ -25,6 +25,7 @@ from ptpipe_torch import (
 )
 from ptpipe_torch.task.class_task import SmoothedTask
 from ptpipe_torch.task.own_functions import OwnFunction, OwnFunctionsTask
+from ptpipe_torch.task.ranking import RANKING_NAMES
 from ptpipe_torch.task.teacher_outputs import TeacherOutput
 
 N, L = 23, 5
@@ -54,6 +55,11 @@ CASES: dict[str, tuple[Task, Tensors, Tensors]] = {
         ),
         {"logits": randn(N, 3)},
         {"labels": randint(0, 3, N)},
+    ),
+    "average precision": (
+        Classification(class_names=("a", "b"), positive_class="b", positive_metric="average_precision"),
+        {"logits": randn(N, 2)},
+        {"labels": randint(0, 2, N)},
     ),
     "labels": (
         MultiLabel(label_names=("x", "y", "never")),
@@ -137,6 +143,11 @@ def figures_of(task: Task, outputs: Tensors, targets: Tensors, rows: Any) -> dic
     return task.figures(sums, len(rows))
 
 
+def names_of_sums(task: Task) -> set[str]:
+    """The metrics that no ranking of all samples is needed for: see `test_ranking`."""
+    return {metric.name for metric in task.metrics} - {*RANKING_NAMES}
+
+
 @pytest.mark.parametrize("by_default", [False, True])
 def test_every_draw_has_the_figures_of_its_samples(case, by_default) -> None:
     task, outputs, targets = case
@@ -146,17 +157,18 @@ def test_every_draw_has_the_figures_of_its_samples(case, by_default) -> None:
     draws = [np.random.default_rng(seed).integers(0, N, N) for seed in range(5)]
     totals = {name: np.stack([of[draw].sum(0, dtype=np.float64) for draw in draws]) for name, of in rows.items()}
     values = kind.metric_values(task, totals, N)
+    assert values.keys() == names_of_sums(task)
     for row, draw in enumerate(draws):
         expected = figures_of(task, outputs, targets, torch.from_numpy(draw))
-        for metric in task.metrics:
-            assert values[metric.name].shape == (len(draws),)
-            assert values[metric.name][row] == pytest.approx(expected[metric.name], rel=1e-6, abs=1e-9), metric.name
+        for name, values_R in values.items():
+            assert values_R.shape == (len(draws),)
+            assert values_R[row] == pytest.approx(expected[name], rel=1e-6, abs=1e-9), name
 
 
 def test_a_metric_is_computed_from_what_has_its_name_alone(case) -> None:
     task, outputs, targets = case
     rows = {name: of.numpy() for name, of in task.sample_sums(outputs, targets).items()}
-    assert rows.keys() == {metric.name for metric in task.metrics}
+    assert rows.keys() == names_of_sums(task)
     totals = {name: of.sum(0, dtype=np.float64)[None] for name, of in rows.items()}
     before = task.metric_values(totals, N)
     for name, total in totals.items():
@@ -195,5 +207,5 @@ def test_of_the_worst_rows_nothing_is_right(case) -> None:
 def test_every_fraction_of_a_built_in_task_has_a_worst_row(case) -> None:
     task, outputs, targets = case
     rows = {name: of.numpy() for name, of in task.sample_sums(outputs, targets).items()}
-    fractions = {metric.name for metric in task.metrics if metric.is_fraction}
+    fractions = {metric.name for metric in task.metrics if metric.is_fraction} & names_of_sums(task)
     assert fractions <= {*task.worst_sums(rows), *(name for name, of in rows.items() if of.ndim == 1)}

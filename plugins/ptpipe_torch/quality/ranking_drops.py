@@ -1,0 +1,104 @@
+"""Intervals for how much worse the area under the ROC curve and the average precision are.
+
+Those of `bootstrap`, whose resamples are the same; here, a metric of a resample is computed from all its scores.
+
+Shape legend: N samples, L labels, R resamples, A metrics.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from ptpipe_torch.quality.bootstrap import (
+    FEW,
+    BootstrapDrop,
+    Floats,
+    acceleration_of,
+    jackknife_counts,
+    resample_counts,
+)
+from ptpipe_torch.task.ranking import RANKING_NAMES, Ranking
+
+Rows = npt.NDArray[np.float32]
+
+
+def ranking_drops(baseline: Rows, candidates: Sequence[Rows], seed: int) -> list[dict[str, BootstrapDrop]]:
+    """Return for each candidate the drops of both metrics.
+
+    `baseline`, `candidates`: `Task.label_scores` of the same samples. The same seed gives the same resamples.
+    """
+    num_samples = len(baseline)
+    rankings = [Ranking(rows) for rows in (baseline, *candidates)]
+    of_all = _values(rankings, [np.ones((1, num_samples))])
+    resampled = _values(rankings, resample_counts(num_samples, seed))
+    left_out = _values(rankings, jackknife_counts(num_samples))
+    found = []
+    for model, ranking in enumerate(rankings[1:], start=1):
+        num_differing_L2 = _num_differing(rankings[0], ranking, baseline[..., 1] > 0)
+        drops = {}
+        for name, effect_L2 in _worst_effects(rankings[0].supports).items():
+            drop, drops_R, drops_G = (of[0][name] - of[model][name] for of in (of_all, resampled, left_out))
+            num_differing, worst_effect = _unseen(num_differing_L2, effect_L2, drops_G - drop)
+            drops[name] = BootstrapDrop(
+                drop=float(drop[0]),
+                num_samples=num_samples,
+                num_differing=num_differing,
+                worst_effect=worst_effect,
+                acceleration=acceleration_of(drops_G),
+                drops_R=drops_R.astype(np.float32),
+            )
+        found.append(drops)
+    return found
+
+
+def _values(rankings: Sequence[Ranking], chunks: Iterable[Floats]) -> list[dict[str, Floats]]:
+    """Return the metrics of every model, (R,). `chunks`: how often each resample has each sample."""
+    parts = [[ranking.values(counts_RN) for ranking in rankings] for counts_RN in chunks]
+    return [{name: np.concatenate([part[name] for part in own]) for name in own[0]} for own in zip(*parts, strict=True)]
+
+
+def _num_differing(one: Ranking, other: Ranking, has_NL: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+    """Return how many samples with and without each label have another place among those of the other kind, (L, 2)."""
+    differs_NL = one.placements() != other.placements()
+    return np.stack([(differs_NL & has_NL).sum(axis=0), (differs_NL & ~has_NL).sum(axis=0)], axis=1)
+
+
+def _worst_effects(supports_L2: npt.NDArray[np.int64]) -> dict[str, Floats]:
+    """Return of each metric what a sample with, and one without, each label costs at its worst, (L, 2); NaN: no value.
+
+    `supports_L2`: how many there are. At its worst, a sample looks like one of the other kind, as where F1 counts a
+    positive that is missed: with a score drawn from theirs, it is in front of half of them. In front of a random sample
+    of P with the label, one without it lowers the k-th precision by 1 / (k + 1) with a probability of k / (P + 1),
+    hence the average by less than 1 / P; one with it that falls behind loses its own precision.
+    """
+    effects_AL2 = np.full((2, *supports_L2.shape), np.nan)
+    has_both_L = supports_L2.min(axis=1) > 0
+    effects_AL2[0, has_both_L] = 1 / (2 * supports_L2[has_both_L])
+    effects_AL2[1, has_both_L] = 1 / supports_L2[has_both_L, :1]
+    return dict(zip(RANKING_NAMES, effects_AL2, strict=True))
+
+
+def _unseen(num_differing_L2: npt.NDArray[np.int64], effect_L2: Floats, influence_G: Floats) -> tuple[int, float]:
+    """Return `BootstrapDrop.num_differing` and `.worst_effect`. `influence_G`: of groups of samples on the drop.
+
+    Samples with a label and those without it are two draws, and either may be too few. One that is out of place moves
+    many of the other kind, which show no more than it does, and many may be moved by next to nothing: where a handful
+    make up the drop, they are the number that differ, and the largest effect is the worst.
+    """
+    is_known_L2 = np.isfinite(effect_L2)
+    if not is_known_L2.any():
+        return 0, math.inf
+    largest = float(np.abs(influence_G).max())
+    is_few_L2 = is_known_L2 & ((num_differing_L2 < FEW) | (largest == 0))
+    if is_few_L2.any():
+        worst_L = np.where(is_few_L2, effect_L2, 0.0).max(axis=1)
+        return int(num_differing_L2[is_few_L2].max()), float(worst_L.sum() / is_known_L2.any(axis=1).sum())
+    squares_G = (influence_G / largest) ** 2
+    num_effective = round(float(squares_G.sum() ** 2 / (squares_G**2).sum()))
+    if num_effective < FEW:
+        return num_effective, largest
+    return min(num_effective, int(num_differing_L2[is_known_L2].min())), 0.0

@@ -1,0 +1,180 @@
+"""Area under the ROC curve and average precision, against scikit-learn's. Shape legend: N samples, L labels."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from sklearn.metrics import average_precision_score, roc_auc_score
+
+from ptpipe_torch import Classification, MultiLabel
+from ptpipe_torch.task.ranking import Ranking, rows_of_samples, with_ranking
+
+RANDOM = np.random.default_rng(11)
+N = 400
+HAS_N = RANDOM.random(N) < 0.1
+SCORES_N = (RANDOM.normal(size=N) + 1.5 * HAS_N).astype(np.float32)
+CASES = {
+    "all different": SCORES_N,
+    "few values": np.round(SCORES_N),
+    "two values": np.sign(SCORES_N),
+    "constant": np.zeros(N, np.float32),
+    "perfect": HAS_N.astype(np.float32),
+    "inverted": SCORES_N * 0 - HAS_N,
+    "infinite": np.where(SCORES_N > 2, np.inf, SCORES_N),
+}
+
+
+def rows(scores: npt.NDArray[np.floating], has: npt.NDArray[np.bool_]) -> npt.NDArray[np.float32]:
+    stacked = np.stack([scores, has], axis=-1).astype(np.float32)
+    return stacked[:, None] if stacked.ndim == 2 else stacked
+
+
+def values(rows_NL2: npt.NDArray[np.float32]) -> tuple[float, float]:
+    found = Ranking(rows_NL2).values(np.ones((1, len(rows_NL2))))
+    return float(found["roc_auc"][0]), float(found["average_precision"][0])
+
+
+def expected(scores_N: npt.NDArray[np.floating], has_N: npt.NDArray[np.bool_]) -> tuple[float, float]:
+    finite_N = np.nan_to_num(scores_N.astype(float), posinf=99.0)  # scikit-learn refuses infinity
+    return float(roc_auc_score(has_N, finite_N)), float(average_precision_score(has_N, finite_N))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_they_are_those_of_scikit_learn_with_ties(name: str) -> None:
+    scores_N = CASES[name]
+    assert values(rows(scores_N, HAS_N)) == pytest.approx(expected(scores_N, HAS_N), abs=1e-14)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_order_of_the_samples_changes_no_bit(name: str) -> None:
+    order_N = RANDOM.permutation(N)
+    assert values(rows(CASES[name], HAS_N)[order_N]) == values(rows(CASES[name], HAS_N))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_draw_has_the_metrics_of_its_samples(name: str) -> None:
+    rows_NL2 = rows(CASES[name], HAS_N)
+    draws_RN = RANDOM.integers(0, N, (70, N))  # more than are computed at a time
+    draws_RN[3] = np.flatnonzero(~HAS_N)[0]  # nothing to find
+    draws_RN[4] = np.flatnonzero(HAS_N)[0]  # and nothing else
+    counts_RN = np.stack([np.bincount(draw_N, minlength=N) for draw_N in draws_RN]).astype(float)
+    found = Ranking(rows_NL2).values(counts_RN)
+    for row, draw_N in enumerate(draws_RN):
+        own = found["roc_auc"][row], found["average_precision"][row]
+        assert own == pytest.approx(values(rows_NL2[draw_N]), abs=1e-14), row
+    assert (found["roc_auc"][3], found["average_precision"][3]) == (0, 0)
+    assert (found["roc_auc"][4], found["average_precision"][4]) == (0, 1)
+
+
+def test_a_score_of_nan_gives_nan() -> None:
+    scores_N = SCORES_N.copy()
+    scores_N[7] = np.nan
+    assert all(map(math.isnan, values(rows(scores_N, HAS_N))))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_area_is_1_minus_the_mean_placement(name: str) -> None:
+    ranking = Ranking(rows(CASES[name], HAS_N))
+    placements_N, (num_found, num_others) = ranking.placements()[:, 0], ranking.supports[0]
+    assert (num_found, num_others) == (HAS_N.sum(), (~HAS_N).sum())
+    area = expected(CASES[name], HAS_N)[0]
+    assert 1 - placements_N[HAS_N].mean() / (2 * num_others) == pytest.approx(area)
+    assert 1 - placements_N[~HAS_N].mean() / (2 * num_found) == pytest.approx(area)
+
+
+def test_several_labels_have_the_mean_of_those_with_a_value() -> None:
+    has_NL = RANDOM.random((N, 4)) < (0.3, 0.05, 0.0, 1.0)
+    scores_NL = RANDOM.normal(size=(N, 4)) + has_NL
+    has_NL[:, 2:] = (False, True)
+    known = roc_auc_score(has_NL[:, :2], scores_NL[:, :2].astype(np.float32), average="macro")
+    precision = average_precision_score(has_NL[:, [0, 1, 3]], scores_NL[:, [0, 1, 3]].astype(np.float32))
+    assert values(rows(scores_NL, has_NL)) == pytest.approx((known, precision))
+    assert values(rows(scores_NL[:, 2:3], has_NL[:, 2:3])) == (0, 0)
+
+
+def logits_of(num_classes: int, scale: float = 3.0) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(num_classes)
+    labels_N = torch.randint(0, num_classes, (300,), generator=generator)
+    logits_NK = scale * torch.randn(300, num_classes, generator=generator)
+    logits_NK[torch.arange(300), labels_N] += scale
+    return logits_NK, labels_N
+
+
+@pytest.mark.parametrize("num_classes", [2, 3, 7])
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_class_is_ranked_by_its_probability(num_classes: int, number: int) -> None:
+    logits_NK, labels_N = logits_of(num_classes)
+    names = tuple("abcdefg"[:num_classes])
+    task = Classification(class_names=names, positive_class=names[number])
+    found_NL2 = rows_of_samples(task, {"logits": logits_NK}, {"labels": labels_N})["ranked"]
+    probabilities_N = logits_NK.double().softmax(1)[:, number].numpy()
+    assert values(found_NL2) == pytest.approx(expected(probabilities_N, labels_N.numpy() == number), abs=1e-12)
+    batches = [
+        rows_of_samples(task, {"logits": logits_NK[part]}, {"labels": labels_N[part]})["ranked"]
+        for part in torch.arange(300).split(7)
+    ]
+    assert (np.concatenate(batches) == found_NL2).all(), "whatever the batches"
+
+
+def test_sure_networks_are_ranked_where_probabilities_in_float32_are_1() -> None:
+    logits_NK, labels_N = logits_of(2, scale=40.0)
+    task = Classification(class_names=("a", "b"), positive_class="b")
+    found = values(rows_of_samples(task, {"logits": logits_NK}, {"labels": labels_N})["ranked"])
+    exact_N = (logits_NK[:, 1].double() - logits_NK[:, 0].double()).numpy()
+    assert found == pytest.approx(expected(exact_N, labels_N.numpy() == 1), abs=1e-12)
+    rounded_N = logits_NK.softmax(1)[:, 1].numpy()
+    assert len(np.unique(rounded_N)) < 250 and found[0] != pytest.approx(expected(rounded_N, labels_N == 1)[0])
+
+
+@pytest.mark.parametrize(
+    ("metric", "names"),
+    [
+        ("f1", ["f1", "roc_auc", "average_precision", "accuracy", "loss"]),
+        ("roc_auc", ["roc_auc", "f1", "average_precision", "accuracy", "loss"]),
+        ("average_precision", ["average_precision", "f1", "roc_auc", "accuracy", "loss"]),
+    ],
+)
+def test_a_positive_class_has_them_and_one_is_primary(metric: str, names: list[str]) -> None:
+    task = Classification(class_names=("a", "b"), positive_class="b", positive_metric=metric)
+    assert [metric.name for metric in task.metrics] == names
+    logits_NK, labels_N = logits_of(2)
+    outputs, targets = {"logits": logits_NK}, {"labels": labels_N}
+    figures = task.figures({name: of.numpy() for name, of in task.sums(outputs, targets).items()}, 300)
+    found = with_ranking(task, figures, rows_of_samples(task, outputs, targets)["ranked"])
+    of_ranking = found["roc_auc"], found["average_precision"]
+    assert of_ranking == pytest.approx(expected(logits_NK.double().softmax(1)[:, 1].numpy(), labels_N.numpy() == 1))
+    assert found | figures == found
+
+
+def test_without_a_positive_class_there_are_none() -> None:
+    logits_NK, labels_N = logits_of(2)
+    task = Classification(class_names=("a", "b"))
+    assert task.label_scores({"logits": logits_NK}, {"labels": labels_N}) is None
+    assert [metric.name for metric in task.metrics] == ["accuracy", "loss"]
+
+
+@pytest.mark.parametrize(
+    ("labels", "sentence"),
+    [
+        (2, "val has no sample of 'b': F1, roc_auc and average_precision are undefined there and count as 0"),
+        (1, "val has samples of 'b' alone: roc_auc is undefined there and counts as 0"),
+    ],
+)
+def test_a_split_of_one_kind_is_named(labels: int, sentence: str) -> None:
+    task = Classification(class_names=("a", "b", "c"), positive_class="b")
+    outputs, targets = {"logits": torch.randn(9, 3)}, {"labels": torch.full((9,), labels)}
+    figures = task.figures({name: of.numpy() for name, of in task.sums(outputs, targets).items()}, 9)
+    assert task.undefined(figures, "val") == [sentence]
+    found = with_ranking(task, figures, rows_of_samples(task, outputs, targets)["ranked"])
+    assert (found["roc_auc"], found["average_precision"]) == (0, 1 if labels == 1 else 0)
+
+
+def test_more_than_a_hundred_labels_are_not_ranked() -> None:
+    for num, has in ((100, True), (101, False)):
+        task = MultiLabel(label_names=tuple(map(str, range(num))))
+        ranked = task.label_scores({"logits": torch.zeros(2, num)}, {"labels": torch.zeros(2, num)})
+        assert (ranked is not None) == has == ("roc_auc" in [metric.name for metric in task.metrics])
