@@ -131,6 +131,8 @@ def test_rankings_are_those_of_scikit_learn_and_a_gate_judges_them(place, finish
     history = finished["stages"]["trained"]["metrics"]["history"]
     best = max(history, key=lambda epoch: epoch["val_average_precision"])
     assert finished["stages"]["trained"]["metrics"]["best_epoch"] == best["epoch"]
+    report = (place / "artifacts" / "runs" / finished["run_id"] / "report.html").read_text(encoding="utf-8")
+    assert "Other metrics, with 95 % intervals" in report and "roc auc" in report
 
 
 def test_the_delivered_files_classify_messages(place, finished) -> None:

@@ -13,6 +13,8 @@ import numpy.typing as npt
 
 from ptpipe import JSON, Section
 from ptpipe.sections import Block, Dot, DotPlot, DotSeries, HeatMap, Mark, Plot, Point, Series, Table, Text, Topic
+from ptpipe_eval.quality.gates import drop_text, metric_text
+from ptpipe_eval.quality.summary import TWO_SIDED
 
 if TYPE_CHECKING:
     from ptpipe_eval.quality.details import Details
@@ -33,6 +35,7 @@ def quality_section(compared: Compared) -> Section | None:
         return None
     blocks = [*_confusions(compared, details), *_class_drops(compared), *_scores(compared, details)]
     blocks += _residuals(compared, details)
+    blocks += _other_metrics(compared) if blocks else ()
     title = f"Where {compared.candidate} differs from {compared.comparison.baseline}"
     return Section(title, tuple(blocks), Topic.QUALITY, compared.stage_id) if blocks else None
 
@@ -173,6 +176,23 @@ def _residuals(compared: Compared, details: Details) -> Iterator[Block]:
             series.append(Series(model, tuple(Point(x, y) for x, y in points), is_line=False))
         name = names[number] if number < len(names) else f"target {number + 1}"
         yield Plot(f"Residuals of {name}", name, "prediction minus target", tuple(series), (Mark("exact", "y", 0.0),))
+
+
+def _other_metrics(compared: Compared) -> Iterator[Block]:
+    """Yield the metrics behind the primary one, which the table of all models has."""
+    comparison, total = compared.comparison, compared.comparison.num_samples
+    base, own = (comparison.rows[number] for number in rows_of(compared))
+    rows = []
+    for metric in comparison.metrics[1:]:
+        value, other = (row.metrics[metric.name] for row in (own, base))
+        worse = drop_text(metric, metric.drop(value, other), total)
+        if (drop := comparison.drop(own.name, metric)) is not None:
+            low, high = (drop_text(metric, limit, total) for limit in drop.limits(TWO_SIDED))
+            worse += f" [{low}, {high}]"
+        texts = (metric_text(metric, of, total) for of in (other, value))
+        rows.append((metric.name.replace("_", " "), *texts, worse + (" points" if metric.is_fraction else "")))
+    if rows:
+        yield Table(("metric", base.name, own.name, "worse by"), tuple(rows), "Other metrics, with 95 % intervals")
 
 
 def _list(value: object) -> list[Any]:

@@ -32,6 +32,7 @@ from ptpipe_torch import (
     Split,
     TokensInfo,
 )
+from ptpipe_torch.task.ranking import RANKED, rows_of_samples, with_ranking
 
 from ....datasets import image_info, image_split
 
@@ -54,7 +55,9 @@ def compared(task, outputs, targets, rows=None) -> Compared:
         recorder = SampleRecorder(task, NUM_SAMPLES)
         recorder.add(predicted, targets)
         sums = {name: total.numpy() for name, total in task.sums(predicted, targets).items()}
-        figures = task.figures(sums, NUM_SAMPLES)
+        figures = with_ranking(
+            task, task.figures(sums, NUM_SAMPLES), rows_of_samples(task, predicted, targets).get(RANKED)
+        )
         models.append((recorder, figures))
     ids = [f"test/{number:05d}" for number in range(NUM_SAMPLES)]
     samples = pair(task, [recorder.result() for recorder, _ in models], 0, ids, seed=7)
@@ -94,6 +97,25 @@ def test_confusion_matrices_and_their_difference_are_those_of_the_predictions(cl
     assert base.row_names == base.column_names == NAMES
 
 
+def test_other_metrics_have_their_intervals():
+    logits_NK = torch.randn(NUM_SAMPLES, 3, generator=torch.Generator().manual_seed(1))
+    worse_NK = logits_NK + torch.randn(NUM_SAMPLES, 3, generator=torch.Generator().manual_seed(2))
+    task = Classification(class_names=NAMES, positive_class="one")
+    targets = {"labels": torch.from_numpy(LABELS_N)}
+    own = compared(task, [{"logits": logits_NK}, {"logits": worse_NK}], targets)
+    (table,) = [block for block in quality_section(own).blocks if isinstance(block, Table)]
+    assert table.columns == ("metric", "float", "int8", "worse by")
+    assert [row[0] for row in table.rows] == ["roc auc", "average precision", "accuracy", "loss"]
+    base, worse = (row.metrics["roc_auc"] for row in own.comparison.rows)
+    low, high = own.comparison.samples.drop("roc_auc", 1).limits(0.975)
+    assert table.rows[0][1:] == (
+        f"{100 * base:.2f} %",
+        f"{100 * worse:.2f} %",
+        f"{100 * round(base - worse, 12):.2f} [{100 * low:.2f}, {100 * high:.2f}] points",
+    )
+    assert "points" not in table.rows[3][3]
+
+
 def test_change_by_class_has_the_interval_the_right_way_round(classified):
     (plot,) = [block for block in quality_section(classified).blocks if isinstance(block, DotPlot) and block.marks]
     assert plot.names == ("one (20)",)
@@ -111,7 +133,7 @@ def test_many_classes_have_a_table_of_the_pairs_that_changed():
     worse_NK[[0, 3], 29] = 5
     targets = {"labels": torch.from_numpy(LABELS_N)}
     own = compared(Classification(class_names=names), [{"logits": logits_NK}, {"logits": worse_NK}], targets)
-    (table,) = [block for block in quality_section(own).blocks if isinstance(block, Table)]
+    table, _ = [block for block in quality_section(own).blocks if isinstance(block, Table)]
     assert table.rows == (("class 0", "class 29", "+2"),)
 
 
