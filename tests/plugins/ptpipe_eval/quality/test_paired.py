@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file, save_file
+from sklearn.metrics import roc_auc_score
 
 from ptpipe import IntegrityError, StageError
 from ptpipe_eval.quality import recorder as recorder_module
@@ -20,7 +21,17 @@ from ptpipe_eval.quality.paired import ModelSamples, PairedSamples, pair
 from ptpipe_eval.quality.recorder import SampleRecorder
 from ptpipe_eval.quality.storage import load_samples, save_samples
 from ptpipe_eval.quality.summary import bounds_summary, paired_summary
-from ptpipe_torch import Classification, LanguageModeling, Regression, Task
+from ptpipe_torch import (
+    BATCH,
+    ArrayInfo,
+    Classification,
+    LanguageModeling,
+    Metric,
+    Regression,
+    Task,
+    TensorSpec,
+)
+from ptpipe_torch.quality.drops import primary_drops, primary_value
 
 N, NAMES = 300, tuple("abcdef")
 LABELS_N = np.arange(N) % 6
@@ -164,6 +175,46 @@ def test_a_metric_without_a_value_in_some_resamples_has_no_interval() -> None:
 
     samples = pair(OrNone(class_names=NAMES), [predicting(changed()), predicting(changed(4))], 0, [""] * N, 7)
     assert samples.bootstraps == {} and samples.drop("accuracy", 1).num_lost == 1
+
+
+class Detector(Task):
+    """Of a plugin: it says how sure it is, and nothing else of rankings."""
+
+    targets = property(lambda self: {"found": ArrayInfo(dtype="float32")})
+    outputs = property(lambda self: (TensorSpec("score", "float32", (BATCH,)),))
+    metrics = property(lambda self: (Metric("roc_auc", True, is_fraction=True), Metric("loss", False)))
+
+    def losses(self, outputs, targets):
+        return (outputs["score"] - targets["found"]).square()
+
+    def sums(self, outputs, targets):
+        return {"loss": self.losses(outputs, targets).double().sum()}
+
+    def figures(self, sums, num_samples):
+        return {"loss": float(sums["loss"]) / num_samples}
+
+    def samples(self, outputs, targets):
+        return {"prediction": outputs["score"], "score": -self.losses(outputs, targets)}
+
+    def label_scores(self, outputs, targets):
+        return torch.stack([outputs["score"], targets["found"]], dim=1)[:, None]
+
+
+def test_a_task_of_a_plugin_is_ranked_by_its_label_scores(tmp_path: Path) -> None:
+    random, found_N = torch.Generator().manual_seed(4), (torch.arange(N) % 5 == 0).float()
+    base_N = found_N + torch.randn(N, generator=random)
+    own_N = base_N + 0.5 * torch.randn(N, generator=random)
+    models = [recorded(Detector(), {"score": scores_N}, {"found": found_N}) for scores_N in (base_N, own_N)]
+    areas = [roc_auc_score(found_N, scores_N) for scores_N in (base_N, own_N)]
+    assert primary_value(Detector(), models[1].sums) == pytest.approx(areas[1], abs=1e-12)
+    samples = pair(Detector(), models, 0, [str(number) for number in range(N)], 7)
+    assert samples.bootstraps.keys() == {"roc_auc", "loss"} and samples.scores.keys() == {"loss"}
+    drop = samples.drop("roc_auc", 1)
+    assert drop.drop == pytest.approx(areas[0] - areas[1], abs=1e-12)
+    (primary,) = primary_drops(Detector(), models[0].sums, [models[1].sums], seed=7)
+    assert primary.limits(0.95) == drop.limits(0.95)
+    save_samples(samples, tmp_path)
+    assert load_samples(tmp_path, 2, 0).drop("roc_auc", 1).limits(0.95) == drop.limits(0.95)
 
 
 class TestFile:
