@@ -46,6 +46,7 @@ def _limited(row: Row, model: Deployable, split: EvalSplit, peaks: dict[int, Pea
 
 def _costs_at(length: int | None, row: Row, model: Deployable, split: EvalSplit) -> Costs | None:
     """Return the costs of a sample of that length; None where samples have lengths of their own."""
-    if row.costs is None or not row.costs.sizes:
+    have_own_sizes = any(spec.symbols for spec in split.data.info.signature.inputs)
+    if row.costs is None or not have_own_sizes:
         return row.costs
     return None if length is None else recount(row.costs, model, spread_inputs(split.of(model), 1, length)[0])

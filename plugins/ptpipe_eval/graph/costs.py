@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -11,7 +11,8 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from ptpipe_eval.graph.facts import Costs
-from ptpipe_torch import BATCH, Deployable, Model, OnnxFile, Selected, TensorSpec
+from ptpipe_torch import Deployable, Model, OnnxFile, Selected, TensorSpec
+from ptpipe_torch.model.axis_sizes import numbers_of, sized
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -35,8 +36,8 @@ def measure_costs(model: Deployable, inputs: Mapping[str, npt.NDArray[Any]]) -> 
 def recount(costs: Costs, model: Deployable, inputs: Mapping[str, npt.NDArray[Any]]) -> Costs:
     """Return the costs of the same model with a sample of another size. `inputs`: a batch of one."""
     model = _chosen(model)
-    sizes = _sizes(model, inputs)
-    costs = replace(costs, io_bytes=_io_bytes(model, inputs, sizes), sizes=sizes)
+    numbers = _numbers(model, inputs)
+    costs = replace(costs, io_bytes=_io_bytes(model, inputs, numbers), sizes=_sizes(model, numbers))
     try:
         counts = _counts(model, inputs)
     except Exception as error:  # noqa: BLE001  # a network, or a file, may be anything; it is measured all the same
@@ -113,18 +114,26 @@ def _weight_bytes(model: Deployable) -> dict[str, int]:
     return dict(sorted(found.items(), key=lambda pair: -pair[1]))
 
 
-def _sizes(model: Deployable, inputs: Mapping[str, npt.NDArray[Any]]) -> dict[str, int]:
-    pairs = (pair for spec in model.signature.inputs for pair in zip(spec.shape, inputs[spec.name].shape, strict=True))
-    return {symbol: size for symbol, size in pairs if isinstance(symbol, str) and symbol != BATCH}
+def _numbers(model: Deployable, inputs: Mapping[str, npt.NDArray[Any]]) -> dict[str, int]:
+    """Return what the names of axes of any size stand for; none where it is not known what the model takes."""
+    specs = model.own_signature.inputs if isinstance(model, OnnxFile) else model.signature.inputs
+    return numbers_of((spec.shape[1:], inputs[spec.name].shape[1:]) for spec in specs) or {}
 
 
-def _io_bytes(model: Deployable, inputs: Mapping[str, npt.NDArray[Any]], sizes: Mapping[str, int]) -> int:
-    outputs = sum(_spec_bytes(spec, sizes) for spec in model.signature.outputs)
+def _sizes(model: Deployable, numbers: Mapping[str, int]) -> dict[str, int]:
+    symbols = [symbol for spec in model.signature.inputs for symbol in spec.symbols]
+    return {
+        symbol: size for symbol, size in zip(symbols, sized(symbols, numbers), strict=True) if isinstance(size, int)
+    }
+
+
+def _io_bytes(model: Deployable, inputs: Mapping[str, npt.NDArray[Any]], numbers: Mapping[str, int]) -> int:
+    outputs = sum(_spec_bytes(spec, numbers) for spec in model.signature.outputs)
     return outputs + sum(inputs[spec.name].nbytes for spec in model.signature.inputs)
 
 
-def _spec_bytes(spec: TensorSpec, sizes: Mapping[str, int]) -> int:
+def _spec_bytes(spec: TensorSpec, numbers: Mapping[str, int]) -> int:
     import numpy as np
 
-    shape: Sequence[int] = [sizes.get(size, 1) if isinstance(size, str) else size for size in spec.sample_shape]
+    shape = [size if isinstance(size, int) else 1 for size in sized(spec.sample_shape, numbers)]
     return prod(shape) * np.dtype(spec.dtype).itemsize

@@ -11,7 +11,7 @@ from ptpipe_eval.graph import costs, peaks
 from ptpipe_eval.graph.costs import measure_costs
 from ptpipe_eval.graph.facts import Costs, Peaks
 from ptpipe_eval.graph.roofline import find_limit, with_limit
-from ptpipe_torch import OnnxFile, Selected
+from ptpipe_torch import BATCH, FileInterface, OnnxFile, Selected, Signature, TensorSpec
 
 from ....latencies import latency
 
@@ -30,6 +30,19 @@ def test_one_network_in_two_formats(torch_model, onnx_model):
     assert first.operators["aten.addmm"] == second.operators["Gemm"] == 1
     assert second.compressed_bytes == len(zlib.compress(onnx_model.path.read_bytes(), 6)) < onnx_model.size_bytes
     assert Costs.from_json(json.loads(json.dumps(first.to_json()))) == first
+
+
+@pytest.mark.parametrize("form", ["normalized", "nhwc"])
+def test_inputs_and_outputs_of_any_size_count_at_the_samples(onnx_model, form):
+    logits = TensorSpec("logits", "float32", (BATCH, 3, "2*height", "width", "logits_4"))
+    signature = Signature((TensorSpec("images", "float32", (BATCH, 1, "8*height", "width")),), (logits,))
+    raw = Signature((TensorSpec("images", "uint8", (BATCH, "8*height", "width", 1)),), (logits,))
+    interface = FileInterface(form, raw) if form == "nhwc" else None
+    model = OnnxFile(onnx_model.path, signature, interface=interface)
+    images = np.ones((1, 16, 5, 1), np.uint8) if interface else np.ones((1, 1, 16, 5), np.float32)
+    found = measure_costs(model, {"images": images})
+    assert found.sizes == {"8*height": 16, "width": 5}
+    assert found.io_bytes == images.nbytes + 3 * 4 * 5 * 4
 
 
 def test_test_vectors_are_no_part_of_the_compressed_size(onnx_model, tmp_path):
