@@ -16,6 +16,8 @@ from ptpipe_report.comparison import latency_label, type_name
 from ptpipe_report.formatting import NOTHING, bytes_text, figure, number
 
 _MAX_DECIMALS = 6
+_ROUNDING = 1e-6
+"""The part of a metric by which two runtimes differ that compute the same in float32."""
 MINUS = "\N{MINUS SIGN}"
 _VERDICTS = {"faster": "faster", "slower": "slower", "same within noise": "same within noise",
              "unmeasurable": "not measurable here"}  # fmt: skip
@@ -149,14 +151,16 @@ def _artifact(
 
 
 def _drop(row: Mapping[str, Any], metric: Mapping[str, Any]) -> Cell | None:
-    """Return the drop; green or red only where the interval excludes 0."""
+    """Return the drop; green or red only where the interval excludes 0, and the drop is more than float rounding."""
     name = "drop" if metric.get("is_fraction") else "worse_by"
     value, low, high = (row.get(key) for key in (name, f"{name}_low", f"{name}_high"))
     if not isinstance(value, int | float):
         return None
     if not isinstance(low, int | float) or not isinstance(high, int | float):
         return Cell(drop_text(value, metric))
-    tone = "bad" if low > 0 else "good" if high < 0 else ""
+    level = row.get(str(metric.get("name")))
+    is_rounding = isinstance(level, int | float) and abs(value) <= _ROUNDING * abs(level)
+    tone = "" if is_rounding else "bad" if low > 0 else "good" if high < 0 else ""
     texts = [drop_text(of, metric, high - low) for of in (value, low, high)]
     return Cell(texts[0], f"[{texts[1]}, {texts[2]}]", tone)
 

@@ -14,6 +14,7 @@ from ptpipe_report.html.svg import CHARACTER_PX, element, line, picture, shorten
 
 WIDTH_PX, HEIGHT_PX = 480.0, 300.0
 LEFT_PX, RIGHT_PX, BOTTOM_PX = 56.0, 12.0, 44.0
+_Y_LABEL_PX, _TICK_GAP_PX = 18.0, 7.0
 _LEGEND_PX = 20.0
 _CAP_PX = 3.0
 _MAX_POINTS = 400
@@ -28,13 +29,14 @@ def draw_plot(plot: Plot) -> Markup:
     legend, legend_px = draw_legend([each.name for each in series], [each.is_line for each in series])
     top_px = 8 + legend_px
     points = [point for each in series for point in each.points]
-    x_scale = scale(_reached(plot, "x", points), LEFT_PX, WIDTH_PX - RIGHT_PX, num_ticks=6, is_log=plot.is_log_x)
     y_scale = scale(_reached(plot, "y", points), HEIGHT_PX - BOTTOM_PX, top_px, is_log=plot.is_log_y)
+    area = Box(_left_of(y_scale), top_px, WIDTH_PX - RIGHT_PX, HEIGHT_PX - BOTTOM_PX)
+    x_scale = scale(_reached(plot, "x", points), area.left, area.right, num_ticks=6, is_log=plot.is_log_x)
     parts = [
-        *_axes(plot, x_scale, y_scale, top_px),
-        *(_mark(mark, x_scale, y_scale, top_px) for mark in plot.marks),
+        *_axes(plot, x_scale, y_scale, area),
+        *(_mark(mark, x_scale, y_scale, area) for mark in plot.marks),
         *(_draw(number, each, x_scale, y_scale) for number, each in enumerate(series)),
-        *_labels(plot, _labelled(series), x_scale, y_scale, top_px),
+        *_labels(plot, _labelled(series), x_scale, y_scale, area),
     ]
     return picture(WIDTH_PX, HEIGHT_PX, describe(plot), legend, *parts)
 
@@ -93,50 +95,53 @@ def _reached(plot: Plot, axis: str, points: Sequence[Point]) -> list[float]:
     return [value for value in found if value is not None]
 
 
-def _axes(plot: Plot, x_scale: Scale, y_scale: Scale, top_px: float) -> Iterator[Markup]:
-    right, bottom = WIDTH_PX - RIGHT_PX, HEIGHT_PX - BOTTOM_PX
+def _left_of(y_scale: Scale) -> float:
+    """Return where the plot begins: right of its axis' label, which is turned, and of the longest tick."""
+    longest = max((len(y_scale.label(tick)) for tick in y_scale.ticks), default=0)
+    return max(LEFT_PX, _Y_LABEL_PX + longest * CHARACTER_PX + _TICK_GAP_PX)
+
+
+def _axes(plot: Plot, x_scale: Scale, y_scale: Scale, area: Box) -> Iterator[Markup]:
     for tick in y_scale.ticks:
         y = y_scale(tick)
-        yield line(LEFT_PX, y, right, y, "grid")
-        yield text(y_scale.label(tick), LEFT_PX - 7, y + 4, "tick", "end")
+        yield line(area.left, y, area.right, y, "grid")
+        yield text(y_scale.label(tick), area.left - _TICK_GAP_PX, y + 4, "tick", "end")
     for tick in x_scale.ticks:
         x = x_scale(tick)
-        yield line(x, bottom, x, bottom + 4, "axis")
-        yield text(x_scale.label(tick), x, bottom + 17, "tick", "middle")
-    yield line(LEFT_PX, bottom, right, bottom, "axis")
-    yield text(shortened(plot.x_label, 400), (LEFT_PX + right) / 2, HEIGHT_PX - 8, "", "middle")
-    label = shortened(plot.y_label, bottom - top_px)
-    middle = (top_px + bottom) / 2
+        yield line(x, area.bottom, x, area.bottom + 4, "axis")
+        yield text(x_scale.label(tick), x, area.bottom + 17, "tick", "middle")
+    yield line(area.left, area.bottom, area.right, area.bottom, "axis")
+    yield text(shortened(plot.x_label, 400), (area.left + area.right) / 2, HEIGHT_PX - 8, "", "middle")
+    label = shortened(plot.y_label, area.bottom - area.top)
+    middle = (area.top + area.bottom) / 2
     yield element("text", label, x=12, y=middle, transform=f"rotate(-90 12 {middle:.1f})", text_anchor="middle")
 
 
-def _mark(mark: Mark, x_scale: Scale, y_scale: Scale, top_px: float) -> Markup:
-    right, bottom = WIDTH_PX - RIGHT_PX, HEIGHT_PX - BOTTOM_PX
+def _mark(mark: Mark, x_scale: Scale, y_scale: Scale, area: Box) -> Markup:
     if mark.axis == "x":
         x = x_scale(mark.value)
         label = shortened(mark.label, 150)
-        fits = x + len(label) * CHARACTER_PX < right
-        note = text(label, x + (4 if fits else -4), top_px + 10, "note", None if fits else "end")
-        return element("g", line(x, top_px, x, bottom, "mark"), note)
+        fits = x + len(label) * CHARACTER_PX < area.right
+        note = text(label, x + (4 if fits else -4), area.top + 10, "note", None if fits else "end")
+        return element("g", line(x, area.top, x, area.bottom, "mark"), note)
     y = y_scale(mark.value)
-    box = _note_box(mark, y_scale, top_px)
-    note = text(shortened(mark.label, right - LEFT_PX), right - 2, box.bottom - 3, "note", "end")
+    box = _note_box(mark, y_scale, area)
+    note = text(shortened(mark.label, area.right - area.left), area.right - 2, box.bottom - 3, "note", "end")
     if mark.end is None:
-        return element("g", line(LEFT_PX, y, right, y, "mark"), note)
+        return element("g", line(area.left, y, area.right, y, "mark"), note)
     end = y_scale(mark.end)
-    band = element("rect", x=LEFT_PX, y=min(y, end), width=right - LEFT_PX, height=abs(y - end), class_="band")
+    band = element("rect", x=area.left, y=min(y, end), width=area.right - area.left, height=abs(y - end), class_="band")
     return element("g", band, note)
 
 
-def _note_box(mark: Mark, y_scale: Scale, top_px: float) -> Box:
+def _note_box(mark: Mark, y_scale: Scale, area: Box) -> Box:
     """Return where the note of a line or band across the plot is: above a line, and below a band."""
-    right = WIDTH_PX - RIGHT_PX
-    left = right - len(mark.label) * CHARACTER_PX
+    left = area.right - len(mark.label) * CHARACTER_PX
     if mark.end is None:
-        y = max(y_scale(mark.value), top_px + 12)
-        return Box(left, y - 14, right, y - 1)
+        y = max(y_scale(mark.value), area.top + 12)
+        return Box(left, y - 14, area.right, y - 1)
     y = max(y_scale(mark.value), y_scale(mark.end))
-    return Box(left, y + 1, right, y + 14)
+    return Box(left, y + 1, area.right, y + 14)
 
 
 def _draw(number: int, series: Series, x_scale: Scale, y_scale: Scale) -> Markup:
@@ -175,10 +180,10 @@ def _labelled(series: Sequence[Series]) -> list[Point]:
     return [point for point, is_alone in named if has_room or is_alone or (point.x, point.y) in on_lines]
 
 
-def _labels(plot: Plot, points: Sequence[Point], x_scale: Scale, y_scale: Scale, top_px: float) -> Iterator[Markup]:
+def _labels(plot: Plot, points: Sequence[Point], x_scale: Scale, y_scale: Scale, area: Box) -> Iterator[Markup]:
     named = [(x_scale(point.x), y_scale(point.y), shortened(point.label, 160)) for point in points]
-    room = Box(LEFT_PX, top_px - 6, WIDTH_PX - 2, HEIGHT_PX - BOTTOM_PX)
-    notes = [_note_box(mark, y_scale, top_px) for mark in plot.marks if mark.axis == "y"]
+    room = Box(area.left, area.top - 6, WIDTH_PX - 2, area.bottom)
+    notes = [_note_box(mark, y_scale, area) for mark in plot.marks if mark.axis == "y"]
     for (x, y, content), placed in zip(named, place_labels(named, room, notes), strict=True):
         if placed is None:
             continue

@@ -34,9 +34,9 @@ class Scale:
         """Return a tick's text, with as many decimals as its neighbors need."""
         if self.is_log or len(self.ticks) < 2:
             return f"{value:,.4g}"
-        step = self.ticks[1] - self.ticks[0]
-        if max(map(abs, self.ticks)) >= 1e6 or step < 1e-5:
-            return f"{value:.3g}"
+        step, largest = self.ticks[1] - self.ticks[0], max(map(abs, self.ticks))
+        if largest >= 1e6 or step < 1e-5:
+            return f"{value:.{max(3, 2 + math.floor(math.log10(largest)) - math.floor(math.log10(step)))}g}"
         decimals = max(0, -math.floor(math.log10(step) + 1e-9))
         if abs(round(step * 10**decimals) - step * 10**decimals) > 1e-6:
             decimals += 1  # a step of 0.25

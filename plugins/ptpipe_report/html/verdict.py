@@ -77,7 +77,11 @@ def _headline(
     named = {decision: listed([gate.stage_id for gate in gates if gate.decision == decision]) for decision in Decision}
     match state:
         case "passed":
-            passed = "its gate passed" if len(gates) == 1 else f"all {len(gates)} gates passed"
+            passed = (
+                f"{'its' if len(candidates) == 1 else 'their'} gate passed"
+                if len(gates) == 1
+                else f"all {len(gates)} gates passed"
+            )
             caveat = run_summary.caveat(run)
             return f"{passed.capitalize()}, but {caveat}" if caveat else f"Ship {what}: {passed}"
         case "refused":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 from hypothesis import given
@@ -37,6 +38,9 @@ def test_every_value_is_on_the_axis_and_ticks_are_round(values):
         ([1, 25], ["0", "5", "10", "15", "20", "25"]),
         ([0.25, 0.5], ["0.25", "0.30", "0.35", "0.40", "0.45", "0.50"]),
         ([-0.5, 0.5], ["\N{MINUS SIGN}0.4", "\N{MINUS SIGN}0.2", "0.0", "0.2", "0.4"]),
+        ([0.998731, 0.998741], ["0.998732", "0.998734", "0.998736", "0.998738", "0.99874"]),
+        ([1e8, 1e8 + 4], ["100000000", "100000001", "100000002", "100000003", "100000004"]),
+        ([0, 4e-6], ["0", "1e-06", "2e-06", "3e-06", "4e-06"]),
     ],
 )
 def test_ticks_are_those_that_a_person_would_choose(values, labels):
@@ -136,6 +140,17 @@ def test_a_plot_in_words():
     points = (Point(1, 2.0), Point(3, 0.5))
     plot = Plot("Loss", "epoch", "loss", (Series("val", points), Series("dots", points[:1], is_line=False)))
     assert describe(plot) == "Loss: loss over epoch. val: from 2 at 1 to 0.5 at 3. dots: (1, 2)."
+
+
+@pytest.mark.parametrize("values", [(0.00094, 0.00108), (0.998731, 0.998741), (-0.0001, 0.0002), (2e7, 2e7 + 4)])
+def test_ticks_lie_between_the_label_of_their_axis_and_the_plot(values):
+    points = tuple(Point(float(number), value) for number, value in enumerate(values))
+    drawn = str(draw_plot(Plot("p", "epoch", "val r2", (Series("s", points),))))
+    ticks = re.findall(r'<text x="([\d.]+)" y="[\d.]+" class="tick" text-anchor="end">([^<]+)<', drawn)
+    assert len(ticks) >= 3
+    assert all(float(right) - len(label) * CHARACTER_PX >= 18 for right, label in ticks), "12 px, turned, at x = 12"
+    (track,) = re.findall(r'points="([^"]+)"', drawn)
+    assert float(track.split(",")[0]) > float(ticks[0][0]), "and the plot begins right of them"
 
 
 def test_long_series_are_thinned_and_keep_their_ends():

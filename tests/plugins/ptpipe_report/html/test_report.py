@@ -189,6 +189,8 @@ def test_of_several_candidates_all_are_judged(run, rendered, kit):
     assert "Ship onnx, dynamic and static: all 2 gates passed" in words(banner(page))
     judged = [row for row in page.all("tr") if "judged" in row.attributes.get("class", "").split()]
     assert words(judged[0]).startswith("onnx")
+    stages[5] = dataclasses.replace(stages[5], outputs={})
+    assert "Ship onnx, dynamic and static: their gate passed" in words(banner(rendered(run, stages=tuple(stages))))
 
 
 def test_the_headline_names_those_that_did_not_pass(run, rendered, kit):
@@ -260,6 +262,18 @@ def test_only_a_drop_whose_interval_excludes_0_is_colored(run, rendered, kit):
         for row in page.one("table", "models").children[2].children
     ]
     assert tones == ["faint", "bad", "", "good"]
+
+
+@pytest.mark.parametrize(("worse_by", "tone"), [(1.7e-9, ""), (-1.7e-9, ""), (5e-5, "bad"), (-5e-5, "good")])
+def test_float_rounding_is_not_colored(run, rendered, kit, worse_by, tone):
+    """Of all samples in one direction, so that the interval excludes 0: R2 of a float file against its network's."""
+    base, row = ({"name": name, "size_bytes": 10, "r2": 0.9986} for name in ("pretrain", "onnx"))
+    row |= {"worse_by": worse_by, "worse_by_low": worse_by - 1e-9, "worse_by_high": worse_by + 1e-9}
+    metrics = [{"name": "r2", "higher_is_better": True, "is_fraction": False}]
+    outputs = kit.output("Comparison", **kit.compared(base, row, metrics=metrics))
+    page = rendered(run, stages=(dataclasses.replace(run[1].stages[3], outputs=outputs),))
+    cell = page.one("table", "models").children[2].children[1].children[3]
+    assert cell.children[0].attributes.get("class", "") == tone
 
 
 def test_sections_are_ordered_by_topic_and_show_every_block(run, rendered):
