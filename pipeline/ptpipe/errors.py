@@ -170,21 +170,22 @@ def _gravity(code: ExitCode) -> bool:
 
 
 def nearest(word: str, words: Iterable[str]) -> str | None:
-    """Return the word of `words` that is closest to `word`, which was mistyped, or None if none is close.
+    """Return the word of `words` that is closest to `word`, which was mistyped, case aside; or None if none is close.
 
     Only the first 500 words are compared, and only with a word of at most 100 letters: a list of thousands is no
     vocabulary, and comparing takes its time.
     """
     if len(word) > _MAX_LETTERS:
         return None
+    known = [other for other in islice(words, _MAX_WORDS) if len(other) <= _MAX_LETTERS]
+    if same := next((other for other in known if other.casefold() == word.casefold()), None):
+        return same
     matcher = difflib.SequenceMatcher(b=word)
 
     def upper_bound(other: str) -> float:
         matcher.set_seq1(other)
         return matcher.quick_ratio()
 
-    likely = heapq.nlargest(
-        10, (other for other in islice(words, _MAX_WORDS) if len(other) <= _MAX_LETTERS), key=upper_bound
-    )
+    likely = heapq.nlargest(10, known, key=upper_bound)
     matches = difflib.get_close_matches(word, likely, n=1, cutoff=0.6)
     return matches[0] if matches else None

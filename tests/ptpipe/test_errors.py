@@ -117,6 +117,7 @@ def test_errors_that_are_made_in_another_way_can_go_to_another_process_too():
 
 def test_nearest():
     assert nearest("quant.convrt", ["quant.convert", "quant.prepare"]) == "quant.convert"
+    assert nearest("adamW", ["sgd", "adam", "adamw"]) == "adamw"
     assert nearest("zebra", ["quant.convert", "quant.prepare"]) is None
     assert nearest("", []) is None
     assert nearest("noe", [*(f"{number:05}" for number in range(400)), "one"]) == "one"
