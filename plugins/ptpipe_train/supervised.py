@@ -323,7 +323,7 @@ class Training:
         progress, plan, strategy, best = self.state.progress, self.loop.plan, self.loop.strategy, self.state.best
         delivered = progress.history[-1 - (best.epochs_since if best else 0)]
         metrics: dict[str, JSON] = {name: value for name, value in delivered.items() if name not in ("epoch", "lr")}
-        if reason := no_better_than_trivial(self.loop.data, metrics):
+        if reason := no_better_than_trivial(self.loop.data, metrics, progress.history[0]):
             self.ctx.notice(reason)
         if best:
             metrics |= {"best_epoch": delivered["epoch"], "stopped_early": progress.epoch < plan.epochs}

@@ -40,14 +40,14 @@ UNEVEN = np.repeat(np.arange(4), (40, 30, 20, 10))
     ],
 )
 def test_classes(task: Task, labels_N: np.ndarray, metrics: dict[str, float], start: str | None) -> None:
-    reason = no_better_than_trivial(labelled(task, labels_N), metrics)
+    reason = no_better_than_trivial(labelled(task, labels_N), metrics, metrics)
     assert reason is None if start is None else reason is not None and reason.startswith(start)
 
 
 @pytest.mark.parametrize(("r2", "is_trivial"), [(-0.25, True), (0.0, True), (0.01, False)])
 def test_numbers(r2: float, is_trivial: bool) -> None:
     data = labelled(PRICES, np.linspace(0, 1, 60, dtype=np.float32)[:, None])
-    reason = no_better_than_trivial(data, {"val_r2": r2, "val_rmse": 0.3})
+    reason = no_better_than_trivial(data, {"val_r2": r2, "val_rmse": 0.3}, {})
     assert (reason is not None) == is_trivial
     assert not is_trivial or reason == (
         f"val r2 {r2:g} is no better than always answering the mean, 0: the lr may be too high or too low, or the "
@@ -69,11 +69,43 @@ def test_numbers(r2: float, is_trivial: bool) -> None:
 def test_numbers_in_other_units(mean: float, r2: float, rmse: float, names_units: bool) -> None:
     task = Regression(target_names=("height", "price"), mean=(0.0, mean), std=(1.0, 1700.0))
     data = labelled(task, np.zeros((60, 2), np.float32))
-    reason = no_better_than_trivial(data, {"val_r2": r2, "val_rmse": rmse / 2})
+    reason = no_better_than_trivial(data, {"val_r2": r2, "val_rmse": rmse / 2}, {})
     assert reason is not None
     assert ("the lr may be" not in reason) == names_units
     if names_units:
         assert f"since price is {mean:,.0f} ± 1,700: return the target's units, e.g. end `forward` with" in reason
+
+
+@pytest.mark.parametrize(
+    ("last", "cause"),
+    [
+        (
+            (1.13, 1.78),
+            "train loss fell from 1.62 to 1.13 and val loss rose from 1.64 to 1.78: it learned train by ",
+        ),
+        ((1.60, 1.78), "the lr may be too high or too low, or the epochs too few"),
+        ((1.13, 1.60), "the lr may be too high or too low, or the epochs too few"),
+    ],
+)
+def test_losses_that_part_are_no_matter_of_the_lr(last: tuple[float, float], cause: str) -> None:
+    metrics, first = (
+        {"train_loss": train, "val_loss": val, "val_accuracy": 0.2} for train, val in (last, (1.62, 1.64))
+    )
+    reason = no_better_than_trivial(labelled(CLASSES, UNEVEN), metrics, first)
+    assert reason is not None and f", 40.00%: {cause}" in reason
+
+
+def test_a_training_that_memorizes_noise_says_so(lab: Lab) -> None:
+    """Labels that have nothing to do with the inputs: a network of enough weights learns those of train by heart."""
+    data, rng = lab.make_data(60, 80), np.random.default_rng(0)
+    (name,) = data.info.task.targets
+
+    def shuffled(split: Split) -> Split:
+        return Split(split.ids, split.inputs, {name: ArrayColumn(rng.permutation(split.targets[name].values()))})
+
+    data = Data(data.info, {split_name: shuffled(split) for split_name, split in data.splits.items()})
+    notices = lab.train(lab.make_model(), data, epochs=60, lr=0.05).notices
+    assert any(": it learned train by heart" in notice for notice in notices), notices
 
 
 def test_a_training_at_chance_level_is_reported(lab: Lab) -> None:
