@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from safetensors.torch import load_file
@@ -26,6 +26,24 @@ _STATISTICS = ("running_mean", "running_var")
 _COMPILED = "_orig_mod."
 """What torch.compile puts in front of the names of what it wraps."""
 _MAX_WRAPPERS = 3
+_OTHER_CLASSES = (
+    "argparse.Namespace",
+    *(f"pathlib.{name}" for name in ("Path", "PosixPath", "WindowsPath")),
+    *(f"numpy.{module}.multiarray.scalar" for module in ("core", "_core")),
+    "numpy.dtype",
+)
+"""What scripts save beside the weights, as their options and best accuracy: read as `_Unread`, never imported."""
+_REFUSED_CLASS = re.compile(r"Unsupported global: GLOBAL (\S+)")
+
+
+class _Unread:
+    """Stands for an object of another class, whose content is left out."""
+
+    def __new__(cls, *_: object) -> Self:
+        return super().__new__(cls)
+
+    def __setstate__(self, _: object) -> None:
+        pass
 
 
 def read_weights(path: Path, notice: Callable[[str], None]) -> dict[str, torch.Tensor]:
@@ -52,7 +70,8 @@ def _content(path: Path) -> Any:
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
-        with warnings_silenced():  # of TorchScript, before it is refused
+        stand_ins: list[Any] = [(_Unread, name) for name in _OTHER_CLASSES]
+        with warnings_silenced(), torch.serialization.safe_globals(stand_ins):  # warnings of TorchScript
             return torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
         raise StageError(f"can't read {path}: {error.strerror or error}") from error
@@ -61,7 +80,9 @@ def _content(path: Path) -> Any:
             "save one with torch.save(model.state_dict(), path) or safetensors. A whole model can be loaded, where you "
             "trust it, in a Python script of your own, which saves its state_dict()"
         )
-        raise StageError(f"{path} is not a file of plain tensors: {advice}") from error
+        found = _REFUSED_CLASS.search(str(error))
+        what = f" (it holds {found[1]})" if found else ""
+        raise StageError(f"{path} is not a file of plain tensors{what}: {advice}") from error
 
 
 def _is_state_dict(content: object) -> bool:

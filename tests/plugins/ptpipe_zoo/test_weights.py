@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import argparse
 import hashlib
 import io
 import os
@@ -8,6 +9,7 @@ import stat
 import threading
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -179,9 +181,35 @@ class Payload:
         return os.mkdir, (str(self.path),)
 
 
+def test_options_and_scores_beside_the_weights_are_left_out(tmp_path):
+    """As scripts save them: argparse's options, a path in them, the best accuracy of NumPy's."""
+    state = {"fc.weight": torch.ones(2)}
+    args = argparse.Namespace(width=12, output=tmp_path, nested=argparse.Namespace(a=[1]))
+    checkpoint = {"epoch": 3, "model": state, "args": args, "best": np.float64(0.9)}
+    for is_zip in (True, False):
+        torch.save(checkpoint, tmp_path / "best.pt", _use_new_zipfile_serialization=is_zip)
+        lines = []
+        assert torch.equal(weights.read_weights(tmp_path / "best.pt", lines.append)["fc.weight"], state["fc.weight"])
+        assert lines == [f"the weights are those of the entry 'model' of {tmp_path / 'best.pt'}"]
+
+
+def test_what_stands_for_options_is_no_tensor(tmp_path):
+    torch.save({"fc.weight": torch.ones(2), "args": argparse.Namespace(width=12)}, tmp_path / "w.pt")
+    with pytest.raises(StageError, match="is not a state dict; it contains a dict"):
+        weights.read_weights(tmp_path / "w.pt", print)
+
+
+def test_a_class_that_is_refused_is_named(tmp_path):
+    torch.save({"model": {"fc.weight": torch.ones(2)}, "loader": argparse.FileType()}, tmp_path / "w.pt")
+    with pytest.raises(StageError, match=r"is not a file of plain tensors \(it holds argparse.FileType\): save"):
+        weights.read_weights(tmp_path / "w.pt", print)
+
+
 def test_code_in_a_weights_file_is_not_run(make, tmp_path):
     with pytest.raises(StageError, match="is not a file of plain tensors"):
         make({"fc.weight": Payload(tmp_path / "attacked")}, tmp_path / "w.pth")
+    with pytest.raises(StageError, match="is not a file of plain tensors"):
+        make(argparse.Namespace(own=Payload(tmp_path / "attacked")), tmp_path / "w.pth")
     assert not (tmp_path / "attacked").exists()
 
 
