@@ -176,7 +176,10 @@ class Source:
         if not name.isidentifier():
             raise StageError(f"{self.name}: the array {name!r} needs a name of letters, digits and underscores")
         if array.ndim == 0 or array.dtype.kind not in "buif":
-            raise StageError(f"{self.name}: {name} holds {array.dtype} of shape {array.shape}, not rows of numbers")
+            remedy = f": save names as `{name}.astype(str)`" if array.dtype.kind == "S" else ""
+            raise StageError(
+                f"{self.name}: {name} holds {array.dtype} of shape {array.shape}, not rows of numbers{remedy}"
+            )
         if 0 in array.shape:
             what = "values" if len(array) else "rows"
             raise StageError(f"{self.name}: {name}, of shape {array.shape}, has no {what}")
@@ -217,7 +220,8 @@ def _check_input(source: Source, name: str, array: npt.NDArray[Any], *, is_image
     if is_image and (array.dtype != np.uint8 or array.ndim != 4 or array.shape[3] not in _CHANNELS):
         raise StageError(f"{found}, not pixels: uint8 (N, height, width), with 1 or 3 channels as last or second axis")
     if str(array.dtype) not in _INPUT_DTYPES:
-        raise StageError(f"{found}; inputs are {', '.join(_INPUT_DTYPES)}")
+        remedy = f"`{name}.astype('float32')` where they are measured, `{name}.astype('int64')` where they are ids"
+        raise StageError(f"{found}; inputs are {', '.join(_INPUT_DTYPES)}: save {remedy}")
 
 
 def _target(source: Source, config: ArraysConfig | PythonDataConfig, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -226,7 +230,14 @@ def _target(source: Source, config: ArraysConfig | PythonDataConfig, array: npt.
     match config.task:
         case "classification":
             if array.shape not in ((len(array),), (len(array), 1)) or array.dtype.kind not in "biu":
-                raise StageError(f"{found}; a classification's target are integers, truth values or names (N,)")
+                remedy = (
+                    f"{config.target}.argmax(1)` of one-hot rows"
+                    if array.ndim == 2
+                    else f"{config.target}.astype(int)`"
+                )
+                raise StageError(
+                    f"{found}; a classification's target are integers, truth values or names (N,): give `{remedy}"
+                )
             return array.reshape(len(array)).astype(np.int64)
         case "multi_label":
             if array.ndim != 2:

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from ptpipe import Context, StageError, nearest
 from ptpipe_data.arrays import Columns, Source, data_of
 from ptpipe_data.paths import dataset_name
-from ptpipe_torch import Data, FunctionRef
+from ptpipe_torch import Data, FunctionRef, Task
 from ptpipe_torch.model.example_inputs import zeros
 from ptpipe_torch.paths import find_path
 from ptpipe_torch.python_file import load_function, own_errors, seeded_everywhere
@@ -72,8 +72,18 @@ def _with_functions(data: Data, config: PythonDataConfig) -> Data:
     for batch in islice(data.batches("train", batch_size=2), 1):
         outputs = dict(zip((spec.name for spec in task.outputs), zeros(task.outputs, len(batch)), strict=True))
         with torch.no_grad():
-            task.sums(outputs, batch.targets)
+            _call_once(task, outputs, batch.targets, config.task)
     return Data(replace(data.info, task=task), data.splits, data.loader)
+
+
+def _call_once(task: Task, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor], name: str) -> None:
+    """Call the user's functions. Raises StageError where they fail, with the shapes that a task of this name has."""
+    try:
+        task.sums(outputs, targets)
+    except StageError as error:
+        of_outputs, of_targets = (tuple(next(iter(side.values())).shape) for side in (outputs, targets))
+        given = f"outputs of shape {of_outputs} and targets of shape {of_targets}"
+        raise StageError(f"{error}; called with {given}, those of `task: {name}`") from error
 
 
 def _splits(returned: object, what: str) -> dict[str, object]:

@@ -234,6 +234,18 @@ def float_labels(content: dict[str, Any]) -> None:
     content["kind"] = content["kind"].astype(np.float32)
 
 
+def bytes_of_names(content: dict[str, Any]) -> None:
+    content["kind"] = np.array(["a", "b"] * (NUM // 2)).astype("S")
+
+
+def one_hot(content: dict[str, Any]) -> None:
+    content["kind"] = np.eye(3)[content["kind"] % 3]
+
+
+def samples_of_16_bits(content: dict[str, Any]) -> None:
+    content["sensors"] = (1000 * content["sensors"]).astype(np.int16)
+
+
 def negative_label(content: dict[str, Any]) -> None:
     content["kind"][:] = -1
 
@@ -271,6 +283,10 @@ def misspelt(content: dict[str, Any]) -> None:
         (shorter, r"different numbers of rows: photos 40, sensors 40, tokens 39, kind 40"),
         (objects, r"tokens holds <U1 of shape \(40, 1\), not rows of numbers"),
         (float_labels, r"kind holds float32 of shape \(40,\); a classification's target are integers"),
+        (float_labels, r"names \(N,\): give `kind.astype\(int\)`$"),
+        (one_hot, r"kind holds float32 of shape \(40, 3\); .* give `kind.argmax\(1\)` of one-hot rows$"),
+        (bytes_of_names, r"kind holds \|S1 of shape \(40,\), not rows of numbers: save names as `kind.astype\(str\)`$"),
+        (samples_of_16_bits, r"sensors holds int16 of .*: save `sensors.astype\('float32'\)` where they are measured"),
         (negative_label, r"has the label -1; classes are numbered 0 to"),
         (float_photos, r"photos holds float32 of shape \(40, 6, 8, 3\), not pixels: uint8"),
         (complex_sensors, r"sensors holds complex128 of shape \(40, 5\), not rows of numbers"),

@@ -471,6 +471,10 @@ def test_a_stored_task_calls_what_the_manifest_names_alone(load_own: Any, tmp_pa
         ({"metric_function": "number"}, r"own.py:number returned no tensor for 2 samples"),
         ({"metric_function": "accuracy"}, "accuracy is a metric of the task itself"),
         ({"loss_function": "fails"}, r"own.py: fails\(\) raised RuntimeError: .*\(own.py:11: def fails"),
+        (
+            {"loss_function": "fails"},
+            r"called with outputs of shape \(2, 3\) and targets of shape \(2,\), those of `task: cl",
+        ),
         ({"loss_function": "own_loss", "classes": {"weights": "balanced"}}, "and there is a loss_function"),
     ],
 )
