@@ -21,6 +21,10 @@ _RANKS = (
     "The network ranks values (topk, sort), and nearly equal ones come in another order in every runtime: return what "
     "is ranked, and rank it outside of the network"
 )
+_DISTANCES = (
+    ". torch.cdist computes distances of more than 25 vectors by products, which are inexact near 0, as a point's to "
+    'itself; the file is exact: call it with compute_mode="donot_use_mm_for_euclid_dist"'
+)
 
 
 def write_probe(path: Path, names: Sequence[str], probe: Path) -> None:
@@ -36,7 +40,7 @@ def write_probe(path: Path, names: Sequence[str], probe: Path) -> None:
 
 def rankings_of(path: Path) -> list[RankedTensors]:
     """Return the tensors that tell what a file ranks, in the order in which it does."""
-    nodes = [node for node in onnx.load(path, load_external_data=False).graph.node if node.op_type == "TopK"]
+    nodes = [node for node in _nodes_of(path) if node.op_type == "TopK"]
     axes = [next((attribute.i for attribute in node.attribute if attribute.name == "axis"), -1) for node in nodes]
     return [RankedTensors(node.output[0], node.output[1], axis) for node, axis in zip(nodes, axes, strict=True)]
 
@@ -48,8 +52,13 @@ def rankings_named(path: Path) -> Iterator[None]:
         yield
     except StageError as error:
         if rankings_of(path):
-            raise StageError(f"{error}. {_RANKS}") from error
+            has_distances = any(node.op_type == "Sqrt" and "cdist" in node.name for node in _nodes_of(path))
+            raise StageError(f"{error}. {_RANKS}{_DISTANCES if has_distances else ''}") from error
         raise
+
+
+def _nodes_of(path: Path) -> list[onnx.NodeProto]:
+    return [*onnx.load(path, load_external_data=False).graph.node]
 
 
 class RankedFile(OnnxFile):

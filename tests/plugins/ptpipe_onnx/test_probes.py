@@ -9,9 +9,12 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+import torch
 from onnx import TensorProto, helper
+from onnxscript import ir
 
 from ptpipe import StageError
+from ptpipe_onnx import torch_exporter
 from ptpipe_onnx.probes import RankedFile, rankings_named, rankings_of, write_probe
 from ptpipe_torch import BATCH, OnnxFile, Signature, TensorSpec
 from ptpipe_torch.parity.rankings import RankedTensors
@@ -62,4 +65,21 @@ def test_an_error_of_a_file_that_ranks_says_so(tmp_path: Path) -> None:
     with pytest.raises(StageError, match=r"^they differ\. The network ranks values"), rankings_named(ranking.path):
         raise StageError("they differ")
     with pytest.raises(StageError, match=r"^they differ$"), rankings_named(other.path):
+        raise StageError("they differ")
+
+
+class Neighbors(torch.nn.Module):
+    """The nearest points of each of 32, as networks of point clouds look them up."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cdist(x, x).topk(4, largest=False).values
+
+
+def test_of_distances_the_error_says_how_to_make_them_exact(tmp_path: Path) -> None:
+    """Each point is at 0 from itself, which products of coordinates miss: torch and the file rank other values."""
+    signature = Signature((TensorSpec("x", "float32", (BATCH, 32, 3)),), (TensorSpec("y", "float32", (BATCH, 32, 4)),))
+    exported = ir.to_proto(torch_exporter.optimize(torch_exporter.export(Neighbors().eval(), signature, 18)))
+    (tmp_path / "points.onnx").write_bytes(exported.SerializeToString())
+    message = r'rank it outside of the network\. torch\.cdist .* call it with compute_mode="donot_use_mm'
+    with pytest.raises(StageError, match=message), rankings_named(tmp_path / "points.onnx"):
         raise StageError("they differ")
