@@ -98,7 +98,7 @@ def beside_manifest_hint(manifest: Path, options: Mapping[str, JSON], message: s
         if isinstance(value, str) and f"{(wanted := Path(value).absolute())} " in f"{message} ":
             there = manifest.parent / value
             if not _exists(wanted) and _exists(there):
-                return f"; it lies beside the manifest: run ptpipe in {manifest.parent}, or write {there}"
+                return f"; it lies beside the manifest: run ptpipe in {manifest.parent}, or name it {there}"
     return ""
 
 

@@ -99,7 +99,7 @@ def test_a_missing_file_that_lies_beside_the_manifest(tmp_path: Path, monkeypatc
     monkeypatch.chdir(tmp_path / "project" / "here")
     file, folder = path[-1] if isinstance(path, list) else path, "../../manifests"
     message = says.format(wanted=Path(file).absolute())
-    hint = f"; it lies beside the manifest: run ptpipe in {folder}, or write {folder}/{file}"
+    hint = f"; it lies beside the manifest: run ptpipe in {folder}, or name it {folder}/{file}"
     assert beside_manifest_hint(Path(folder, "m.yaml"), {"rows": 3, "path": path}, message) == hint
 
 

@@ -224,7 +224,7 @@ def test_a_file_that_lies_beside_the_manifest_alone(place, monkeypatch):
     (place.folder / "elsewhere").mkdir()
     monkeypatch.chdir(place.folder / "elsewhere")
     with pytest.raises(
-        ManifestError, match=r"two: there is no file .*; it lies beside the manifest: .* or write \.\./o"
+        ManifestError, match=r"two: there is no file .*; it lies beside the manifest: .* or name it \.\./o"
     ):
         load_plan("../m.yaml")
 
