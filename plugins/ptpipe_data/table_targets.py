@@ -128,8 +128,9 @@ class TableReader:
         for split, of in texts.items():
             if unseen := set(of) - numbers.keys():
                 row = next(row for row, value in enumerate(of) if value in unseen)
-                problem = "a class that no row of train has: remove the row, or add some"
-                raise self.files[split].error(name, row, problem)
+                are_measured = all(map(_NUMBER.fullmatch, classes)) and any("." in value for value in classes)
+                remedy = "is the task a regression?" if are_measured else "remove the row, or add some"
+                raise self.files[split].error(name, row, f"a class that no row of train has: {remedy}")
         refuse_single_class(f"{self.files['train'].path}, column {name!r}: train", classes)
         labels = {split: np.array([numbers[value] for value in of], dtype=np.int64) for split, of in texts.items()}
         return classification(classes, config.classes or ClassesConfig(), labels["train"][self.train_N]), labels

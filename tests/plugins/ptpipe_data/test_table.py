@@ -629,6 +629,12 @@ def test_a_class_that_was_drawn_into_test_alone_is_refused(tmp_path: Path, load:
         load(path, **CLASSIFICATION, test_size=5)
 
 
+def test_prices_as_classes_are_called_a_regression(tmp_path: Path, load: Load) -> None:
+    path = write(tmp_path / "t.csv", {"a": list(range(40)), "y": [f"{price}.25" for price in range(40)]})
+    with pytest.raises(StageError, match=r"\.25', a class that no row of train has: is the task a regression\?$"):
+        load(path, **CLASSIFICATION, test_size=5)
+
+
 def test_a_single_class_is_refused(tmp_path: Path, load: Load) -> None:
     path = write(tmp_path / "t.csv", {"a": list(range(40)), "y": ["u"] * 40})
     message = rf"^{path}, column 'y': train has samples of one class, u: a classification needs two$"
