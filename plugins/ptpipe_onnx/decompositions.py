@@ -6,13 +6,19 @@ The exporter's own decomposition does the same, but traces the whole network aga
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable, Collection, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
+from torch._guards import detect_fake_mode
 from torch.export import ExportedProgram
-from torch.fx import Node
+from torch.fx import GraphModule, Node
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.node import map_arg
 
-from ptpipe_torch.torch_export import insert_call
+from ptpipe_onnx.writes_in_place import is_without_effect, write_out_of_place
+from ptpipe_torch.torch_export import insert_call, name_outputs
 
 _TRANSPOSED = {
     torch.ops.aten.conv_transpose1d.default: 1,
@@ -20,26 +26,8 @@ _TRANSPOSED = {
     torch.ops.aten.conv_transpose3d.input: 3,
 }
 """With their numbers of spatial axes."""
-_NEW_TENSOR = frozenset(
-    getattr(getattr(torch.ops.aten, name), overload)
-    for name, overload in (
-        *((f"conv{number}d", "default") for number in (1, 2, 3)),
-        *((f"conv{number}d", "padding") for number in (1, 2, 3)),
-        *((name, "default") for name in ("batch_norm", "group_norm", "instance_norm", "layer_norm", "linear")),
-    )
-) | {*_TRANSPOSED}
-"""Composite operators that return a tensor of their own. Others may return their input."""
-_VIEWS = (torch.ops.aten._unsafe_view.default,)
-"""That share memory with their input, which their schemas don't say."""
-_DROPOUTS = tuple(
-    getattr(torch.ops.aten, f"{name}{suffix}").default
-    for name in ("dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout")
-    for suffix in ("", "_")
-)
-
-
 _CONVERSIONS = (torch.ops.aten.to.dtype, torch.ops.aten.to.dtype_layout, torch.ops.aten.to.device)
-_ASSERTION = torch.ops.aten._assert_tensor_metadata.default
+_ASSERTIONS = (torch.ops.aten._assert_scalar.default, torch.ops.aten._assert_tensor_metadata.default)
 
 
 def decompose(program: ExportedProgram) -> None:
@@ -48,19 +36,79 @@ def decompose(program: ExportedProgram) -> None:
     Operators in place stay where something may share memory with the tensor that they change: then all is left to the
     exporter. Dropouts in eval mode are left out: they return their input itself, which the exporter does not know.
     """
-    graph = program.graph_module.graph
-    for node in [node for node in graph.nodes if node.target in _DROPOUTS]:
-        if not node.args[2]:
+    is_written = write_out_of_place(program)
+    nodes = list(program.graph_module.graph.nodes)
+    for node in nodes:
+        if is_without_effect(node):
             _leave_out(node)
-    places = {node: place for place, node in enumerate(graph.nodes)}
-    calls = [node for node in graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
-    for node in calls:
-        if node.target._schema.is_mutable:
-            _write_out_of_place(node, places)
-    if not any(node.target._schema.is_mutable for node in calls):
-        for node in calls:
+        elif is_written:
             _write_with_form(node)
     program.graph_module.recompile()
+
+
+def decompose_each(
+    program: ExportedProgram, with_form: Collection[Any], functions: Mapping[Any, Callable[..., Any]]
+) -> None:
+    """Replace operators without a form by what they are made of, one by one, in place.
+
+    What is made of others without a form stays as it is.
+
+    Args:
+        program: without operators in place.
+        with_form: all operators that the exporter has a form for.
+        functions: of operators that it has none for: what they are made of.
+    """
+    graph = program.graph_module.graph
+    for node in list(graph.nodes):
+        if isinstance(node.target, torch._ops.OpOverload) and node.target not in with_form:
+            parts = _parts_of(node, functions)
+            if parts is not None and all(part.target in with_form for part in _operators(parts)):
+                _replace(node, parts)
+    name_outputs(program)
+    program.graph_module.recompile()
+
+
+def _parts_of(node: Node, functions: Mapping[Any, Callable[..., Any]]) -> GraphModule | None:
+    """Return what an operator is made of, a graph that has its input nodes as inputs; None where torch can't tell."""
+    target: Any = node.target
+    sources = node.all_input_nodes
+
+    def call(*values: Any) -> Any:
+        args, kwargs = map_arg((node.args, node.kwargs), dict(zip(sources, values, strict=True)).__getitem__)
+        return target(*args, **kwargs)
+
+    values = [source.meta["val"] for source in sources]
+    try:
+        with detect_fake_mode([*values, node.meta["val"]]) or nullcontext():
+            parts = make_fx(call, decomposition_table=dict(functions))(*values)
+    except Exception:  # noqa: BLE001  # the exporter, which tries it next, has a message
+        return None
+    parts.graph.eliminate_dead_code()
+    return parts
+
+
+def _operators(parts: GraphModule) -> list[Node]:
+    """Return all but inputs, outputs and what takes one result of several."""
+    ends = ("placeholder", "output")
+    return [part for part in parts.graph.nodes if part.op not in ends and part.target is not operator.getitem]
+
+
+def _replace(node: Node, parts: GraphModule) -> None:
+    """Replace an operator by copies of its parts."""
+    graph = node.graph
+    copies = dict(zip(parts.graph.find_nodes(op="placeholder"), node.all_input_nodes, strict=True))
+    with graph.inserting_before(node):
+        for part in (part for part in parts.graph.nodes if part.op == "call_function"):
+            copies[part] = graph.node_copy(part, copies.__getitem__)
+            copies[part].meta = {**node.meta, "val": part.meta["val"]}
+    result: Any = map_arg(parts.graph.output_node().args[0], copies.__getitem__)
+    if isinstance(result, Node):
+        node.replace_all_uses_with(result)
+    else:
+        for user in list(node.users):
+            user.replace_all_uses_with(result[user.args[1]])
+            graph.erase_node(user)
+    graph.erase_node(node)
 
 
 def _leave_out(node: Node) -> None:
@@ -79,53 +127,8 @@ def _write_with_form(node: Node) -> None:
         _write_convolution(node)
     elif node.target in _CONVERSIONS:
         _convert(node)
-    elif node.target is _ASSERTION:
+    elif node.target in _ASSERTIONS:
         node.graph.erase_node(node)
-
-
-def _write_out_of_place(node: Node, places: dict[Node, int]) -> None:
-    """Replace an operator in place by the one that returns a new tensor, if nothing else has the one it changes."""
-    changed, function = node.args[0] if node.args else None, _out_of_place(node.target)
-    if not isinstance(changed, Node) or function is None or not _is_new(changed):
-        return
-    others = [user for user in changed.users if user is not node]
-    # Outputs are known by name, too.
-    if not all((places[user] > places[node] and user.op != "output") or _is_new(user) for user in others):
-        return
-    args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda argument: argument.meta["val"])
-    if function(*args, **kwargs).dtype is not changed.meta["val"].dtype:  # in place, a result is rounded to it
-        return
-    node.target = function
-    for user in others:
-        if places[user] > places[node]:
-            user.replace_input_with(changed, node)
-
-
-def _out_of_place(target: Any) -> Any:
-    """Return `relu` of `relu_`, where it changes its first argument alone, and there is such a function of the same.
-
-    That of `pow_`, of this name and overload, takes the arguments in another order.
-    """
-    first, *others = target._schema.arguments
-    namespace, _, name = target._schema.name.partition("::")
-    packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_"), None)
-    function = getattr(packet, target._overloadname, None)
-    if not name.endswith("_") or function is None or any(of.alias_info for of in others) or not first.is_write:
-        return None
-    schema = function._schema
-    same = [(of.name, str(of.type)) for of in schema.arguments] == [(of.name, str(of.type)) for of in (first, *others)]
-    return (
-        function if same and not schema.is_mutable and [str(of.type) for of in schema.returns] == ["Tensor"] else None
-    )
-
-
-def _is_new(node: Node) -> bool:
-    """Return whether an operator's result shares no memory with any other tensor."""
-    target: Any = node.target
-    if not isinstance(target, torch._ops.OpOverload) or any(of.alias_info for of in target._schema.returns):
-        return False
-    composite = torch._C.DispatchKey.CompositeImplicitAutograd
-    return target in _NEW_TENSOR or (target not in _VIEWS and not target.has_kernel_for_dispatch_key(composite))
 
 
 def _fix_statistics(node: Node) -> None:

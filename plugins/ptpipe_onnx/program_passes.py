@@ -16,6 +16,8 @@ def write_translatable(program: ExportedProgram) -> None:
     _give_attention_heads(program)
     _subtract_from_floats(program)
     _write_global_averages_out(program)
+    _write_views_as_views(program)
+    _expand_copied(program)
     program.graph_module.recompile()
 
 
@@ -70,3 +72,39 @@ def _subtract_from_floats(program: ExportedProgram) -> None:
                 difference.replace_input_with(
                     value, insert_call(graph, aten.to.dtype, value, difference.meta["val"].dtype)
                 )
+
+
+def _write_views_as_views(program: ExportedProgram) -> None:
+    """Replace operators that return views of their input, in place, by those that the exporter knows to do so."""
+    aten, graph = torch.ops.aten, program.graph_module.graph
+    for unsafe, safe in (
+        (aten.unsafe_chunk.default, aten.chunk.default),
+        (aten.unsafe_split.Tensor, aten.split.Tensor),
+        (aten.unsafe_split_with_sizes.default, aten.split_with_sizes.default),
+    ):
+        for split in graph.find_nodes(op="call_function", target=unsafe):
+            split.target = safe
+    for einsum in graph.find_nodes(op="call_function", target=aten.einsum.default):
+        equation, operands = einsum.args[:2]
+        if len(operands) == 1 and (order := _permutation(equation, operands[0].meta["val"].dim())) is not None:
+            einsum.target, einsum.args, einsum.kwargs = aten.permute.default, (operands[0], order), {}
+
+
+def _permutation(equation: str, num_axes: int) -> list[int] | None:
+    """Return the order of its operand's axes that an equation gives, where that is all that it does."""
+    letters = [letter for letter in equation.partition("->")[0] if letter.isalpha()]
+    if len({*letters}) < len(letters):
+        return None
+    sizes = range(2, num_axes + 2)
+    permuted = torch.einsum(equation, torch.empty(*sizes, device="meta")).shape
+    return [size - 2 for size in permuted] if sorted(permuted) == [*sizes] else None
+
+
+def _expand_copied(program: ExportedProgram) -> None:
+    """Give what is copied into a tensor that tensor's shape first, in place: the exporter copies it as it is."""
+    aten, graph = torch.ops.aten, program.graph_module.graph
+    for copy in graph.find_nodes(op="call_function", target=aten.copy_.default):
+        target, source = copy.args[:2]
+        if target.meta["val"].shape != source.meta["val"].shape:
+            with graph.inserting_before(copy):
+                copy.replace_input_with(source, insert_call(graph, aten.expand_as.default, source, target))

@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_leaves
 
 from ptpipe import StageError
 from ptpipe_onnx import recurrent, translations
-from ptpipe_onnx.decompositions import decompose
+from ptpipe_onnx.decompositions import decompose, decompose_each
 from ptpipe_onnx.embedding_bags import embedding_bag_replacements
 from ptpipe_onnx.graph import dropped_arrays_released, keep_outputs_inside, register_constants
 from ptpipe_onnx.layer_norms import use_layer_norms
@@ -291,6 +291,7 @@ def _passes_where_needed() -> Iterator[None]:
     trace_again, promote = _fx_passes.decompose_with_registry, _fx_passes.insert_type_promotion_nodes
 
     def decomposed(exported_program: ExportedProgram, registry: ONNXRegistry) -> ExportedProgram:
+        _decompose_each(exported_program, registry)
         is_needed = _needs_decomposition(exported_program, registry)
         return trace_again(exported_program, registry) if is_needed else exported_program
 
@@ -303,6 +304,15 @@ def _passes_where_needed() -> Iterator[None]:
         yield
     finally:
         _fx_passes.decompose_with_registry, _fx_passes.insert_type_promotion_nodes = trace_again, promote
+
+
+def _decompose_each(program: ExportedProgram, registry: ONNXRegistry) -> None:
+    """Replace operators without an ONNX form by what they are made of, in place, if that is all that is needed."""
+    with_form = set(_decomp.get_onnx_implemented_overloads(registry))
+    operators = [node for node in program.graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
+    is_written = not any(node.target._schema.is_mutable or _is_complex(node) for node in operators)
+    if is_written and any(node.target not in with_form for node in operators):
+        decompose_each(program, with_form, _decomp.create_onnx_friendly_decomposition_table(with_form))
 
 
 def _needs_decomposition(program: ExportedProgram, registry: ONNXRegistry) -> bool:

@@ -20,7 +20,9 @@ from typing import Any
 import torch
 from torch import nn
 from torch.export import ExportedProgram
+from torch.export.graph_signature import TensorArgument
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
 from torch.nn.modules import transformer
 
 from ptpipe_torch import traced_hooks
@@ -125,8 +127,15 @@ def _first_size(length: Answer, tensor: torch.Tensor) -> Any:
 def insert_call(graph: Graph, operator: Any, *arguments: Any) -> Node:
     """Insert a call of an operator into an exported program's graph, with what is known of its result."""
     node = graph.call_function(operator, arguments)
-    node.meta["val"] = operator(*(value.meta["val"] if isinstance(value, Node) else value for value in arguments))
+    node.meta["val"] = operator(*map_arg(arguments, lambda value: value.meta["val"]))
     return node
+
+
+def name_outputs(program: ExportedProgram) -> None:
+    """Give the outputs in a program's signature the names of the nodes that its graph returns."""
+    for spec, value in zip(program.graph_signature.output_specs, program.graph.output_node().args[0], strict=True):
+        if isinstance(value, Node):
+            spec.arg = TensorArgument(name=value.name)
 
 
 def module_path(node: Node) -> str:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.onnx._internal.exporter import _fx_passes
 
-from ptpipe_onnx import decompositions, torch_exporter
+from ptpipe_onnx import torch_exporter, writes_in_place
 from ptpipe_torch import BATCH, Signature, TensorSpec
 
 SHAPE = (4, 6, 6)
@@ -35,16 +35,23 @@ def with_statistics(layer: nn.Module) -> nn.Module:
     return layer
 
 
+def examples() -> torch.Tensor:
+    return torch.randn(2, *SHAPE, generator=torch.Generator().manual_seed(0))
+
+
+def exported(network: nn.Module, shape: tuple[int, ...]) -> bytes:
+    """Return its file; `shape`: of the outputs."""
+    outputs = (TensorSpec("y", "float32", (BATCH, *shape[1:])),)
+    signature = Signature((TensorSpec("x", "float32", (BATCH, *SHAPE)),), outputs)
+    model = torch_exporter.optimize(torch_exporter.export(network.eval(), signature, 18))
+    return ir.to_proto(model).SerializeToString()
+
+
 def check(network: nn.Module, run_onnx: Callable[..., np.ndarray]) -> None:
     """Export it and compare what the file returns with what the network does."""
-    network.eval()
-    x = torch.randn(2, *SHAPE, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        expected = network(x.clone())
-    outputs = (TensorSpec("y", "float32", (BATCH, *expected.shape[1:])),)
-    signature = Signature((TensorSpec("x", "float32", (BATCH, *SHAPE)),), outputs)
-    model = torch_exporter.optimize(torch_exporter.export(network, signature, 18))
-    found = run_onnx(ir.to_proto(model).SerializeToString(), x.numpy())
+        expected = network.eval()(examples())
+    found = run_onnx(exported(network, tuple(expected.shape)), examples().numpy())
     np.testing.assert_allclose(found, expected.numpy(), rtol=1e-4, atol=1e-5)
 
 
@@ -87,34 +94,6 @@ def transposed(x: torch.Tensor, *layers: nn.Module) -> torch.Tensor:
     return volume(plane(line(x.flatten(2)).unflatten(2, (6, -1))).unsqueeze(2)).mean((2, 3, 4))
 
 
-@pytest.mark.parametrize(
-    ("function", "make"),
-    [
-        (two_norms, lambda: [with_statistics(nn.BatchNorm2d(4)), with_statistics(nn.BatchNorm2d(4, affine=False))]),
-        (shared_with_nothing, list),
-        (lambda x, drop: drop(x.relu()).add(1), lambda: [nn.Dropout(0.5, inplace=True)]),
-        (lambda x, drop: drop(x.flatten(1)) * 2, lambda: [nn.Dropout(0.5, inplace=True)]),
-        (through_dropout, lambda: [nn.Dropout(0.5)]),
-        (converted, list),
-        (
-            transposed,
-            lambda: [
-                nn.ConvTranspose1d(4, 4, 3, padding=1, groups=2, bias=False),
-                nn.ConvTranspose2d(4, 4, 2, stride=2),
-                nn.ConvTranspose3d(4, 2, 3, stride=2, padding=1, output_padding=1, dilation=1),
-            ],
-        ),
-    ],
-)
-def test_without_tracing_again(
-    monkeypatch: pytest.MonkeyPatch, run_onnx: Callable[..., np.ndarray], function: Callable[..., Any], make: Any
-) -> None:
-    calls = count_calls(monkeypatch)
-    torch.manual_seed(0)
-    check(Network(function, *make()), run_onnx)
-    assert not calls
-
-
 def view_before(x: torch.Tensor) -> torch.Tensor:
     rows = x.flatten(1)
     x.relu_()
@@ -138,31 +117,145 @@ def unsafe_view(x: torch.Tensor) -> torch.Tensor:
     return rows + 1
 
 
+def slices(x: torch.Tensor) -> torch.Tensor:
+    rows = x[:, :, 1]
+    x[:, 1:3].add_(1)
+    x[:, 0] = 0
+    x[:, :, -1, 2:5:2] = 5
+    x[:, -1:, :, 2] = rows[:, :1]
+    x[..., 0] = x[..., 1]
+    rows.mul_(0.5)
+    return x + rows.unsqueeze(2)
+
+
+def parts_of_all_kinds(x: torch.Tensor) -> torch.Tensor:
+    first, second = x.split([1, 3], 1)
+    second.unbind(-1)[2].mul_(2)
+    second.transpose(1, 2).permute(0, 3, 1, 2)[:, :2].sigmoid_()
+    x.view_as(x).unsqueeze(1).squeeze(1)[0].copy_(first[0] * 2)
+    x.unflatten(1, (2, 2))[:, 1].zero_()
+    return first.exp() + x.contiguous().detach()
+
+
+def masked(x: torch.Tensor) -> torch.Tensor:
+    mask = x.new_zeros(6, 6)
+    mask[:2] = 1
+    mask[2:, 3:] = 2
+    x[x > 1] = 0
+    x[:, [0, 2]] = x[:, [1, 3]]
+    return x + mask.masked_fill(mask == 2, -100)
+
+
+def powers(x: torch.Tensor) -> torch.Tensor:
+    return x.pow_(2).ldexp_(torch.tensor(2)) + 1
+
+
+def permuted_by_einsum(x: torch.Tensor) -> torch.Tensor:
+    torch.einsum("b...w->bw...", x).relu_()
+    torch.einsum("bchw->bhwc", x)[:, 0].mul_(2)
+    return x + 1
+
+
+def unsafe_parts(x: torch.Tensor) -> torch.Tensor:
+    torch.unsafe_split(x, 2, 1)[0].mul_(2)
+    torch.unsafe_split_with_sizes(x, [1, 3], 1)[1].add_(1)
+    torch.unsafe_chunk(x, 3, 2)[2].relu_()
+    return x + 1
+
+
+def broadcast(x: torch.Tensor) -> torch.Tensor:
+    sums = torch.zeros_like(x)
+    sums.copy_(x[:, :1])
+    sums[:, 1:].copy_(x[:1, :1, :, :1] > 0)
+    return sums.relu_()
+
+
+IN_PLACE = [
+    *(view_before, view_of_it, parts, unsafe_view, slices, parts_of_all_kinds, masked, powers),
+    *(permuted_by_einsum, unsafe_parts, broadcast),
+]
+
+
+def resized(x: torch.Tensor) -> torch.Tensor:
+    rows = nn.functional.interpolate(x, size=(9, 4), mode="bilinear", antialias=True).flatten(2)
+    return (1.5 - rows.reshape_as(rows.unflatten(2, (4, 9)))).swapaxes(1, -1).square()
+
+
+NETWORKS = [
+    (two_norms, lambda: [with_statistics(nn.BatchNorm2d(4)), with_statistics(nn.BatchNorm2d(4, affine=False))]),
+    (shared_with_nothing, list),
+    (converted, list),
+    (
+        transposed,
+        lambda: [
+            nn.ConvTranspose1d(4, 4, 3, padding=1, groups=2, bias=False),
+            nn.ConvTranspose2d(4, 4, 2, stride=2),
+            nn.ConvTranspose3d(4, 2, 3, stride=2, padding=1, output_padding=1, dilation=1),
+        ],
+    ),
+    *((function, list) for function in IN_PLACE),
+    (lambda x, layer: layer(x.mean((0, 3))).expand(2, -1, -1), lambda: [nn.ConvTranspose1d(4, 3, 2)]),
+    (lambda x, norm: norm(x), lambda: [nn.BatchNorm2d(4, track_running_stats=False)]),
+    (lambda x, *layers: layers[1](layers[0](x)), lambda: [nn.Conv2d(4, 4, size, padding="same") for size in (3, 5)]),
+    (
+        lambda x, *layers: torch.cat([layer(x).flatten(2) for layer in layers], 2),
+        lambda: [nn.AdaptiveAvgPool2d(size) for size in (6, (3, 2), (4, 5))],
+    ),
+    (resized, list),
+]
+DROPOUTS = [
+    (lambda x, drop: drop(x.relu()).add(1), lambda: [nn.Dropout(0.5, inplace=True)]),
+    (lambda x, drop: drop(x.flatten(1)) * 2, lambda: [nn.Dropout(0.5, inplace=True)]),
+    (through_dropout, lambda: [nn.Dropout(0.5)]),
+]
+"""Which torch's exporter takes for copies."""
+
+
+@pytest.mark.parametrize(("function", "make"), [*NETWORKS, *DROPOUTS])
+def test_without_tracing_again(
+    monkeypatch: pytest.MonkeyPatch, run_onnx: Callable[..., np.ndarray], function: Callable[..., Any], make: Any
+) -> None:
+    calls = count_calls(monkeypatch)
+    torch.manual_seed(0)
+    check(Network(function, *make()), run_onnx)
+    assert not calls
+
+
+@pytest.mark.parametrize(("function", "make"), NETWORKS)
+def test_files_compute_what_those_of_two_traces_do(
+    monkeypatch: pytest.MonkeyPatch, run_onnx: Callable[..., np.ndarray], function: Callable[..., Any], make: Any
+) -> None:
+    torch.manual_seed(0)
+    network = Network(function, *make()).eval()
+    with torch.no_grad():
+        shape = tuple(network(examples()).shape)
+    once = run_onnx(exported(network, shape), examples().numpy())
+    calls = count_calls(monkeypatch)
+    for step in ("decompose", "_decompose_each"):
+        monkeypatch.setattr(torch_exporter, step, lambda *arguments: None)
+    twice = run_onnx(exported(network, shape), examples().numpy())
+    assert len(calls) == 1
+    np.testing.assert_array_equal(once, twice)
+
+
 def rounded(x: torch.Tensor) -> torch.Tensor:
     sums = x + 0.5
     sums.add_(torch.full((1,), 1e-9, dtype=torch.float64))
     return sums * 1
 
 
-@pytest.mark.parametrize(
-    ("function", "make"),
-    [
-        (view_before, list),
-        (view_of_it, list),
-        (parts, list),
-        (unsafe_view, list),
-        (lambda x: x.pow_(2) + 1, list),  # `pow.Scalar` has its arguments in the other order
-        (lambda x, layer: layer(x.mean((0, 3))).expand(2, -1, -1), lambda: [nn.ConvTranspose1d(4, 3, 2)]),
-        (rounded, list),
-        (lambda x, norm: norm(x), lambda: [nn.BatchNorm2d(4, track_running_stats=False)]),
-    ],
-)
-def test_what_shares_memory_is_traced_again(
-    monkeypatch: pytest.MonkeyPatch, run_onnx: Callable[..., np.ndarray], function: Callable[..., Any], make: Any
+def branching(x: torch.Tensor) -> torch.Tensor:
+    x.relu_()
+    return torch.cond(x.sum() > 0, lambda a: a.clone(), lambda a: a * 2, (x,)) * 3
+
+
+@pytest.mark.parametrize("function", [rounded, branching])
+def test_what_must_be_traced_again(
+    monkeypatch: pytest.MonkeyPatch, run_onnx: Callable[..., np.ndarray], function: Callable[..., Any]
 ) -> None:
     calls = count_calls(monkeypatch)
     torch.manual_seed(0)
-    check(Network(function, *make()), run_onnx)
+    check(Network(function), run_onnx)
     assert len(calls) == 1
 
 
@@ -171,7 +264,7 @@ def test_operators_of_one_name_take_the_same() -> None:
     for name in (name for name in dir(aten) if name.endswith("_") and not name.startswith("__")):
         for overload in getattr(aten, name).overloads():
             target = getattr(getattr(aten, name), overload)
-            if target._schema.is_mutable and (function := decompositions._out_of_place(target)) is not None:
+            if target._schema.is_mutable and (function := writes_in_place.out_of_place(target)) is not None:
                 arguments = zip(target._schema.arguments, function._schema.arguments, strict=True)
                 assert all((a.name, str(a.type)) == (b.name, str(b.type)) for a, b in arguments), name
                 found.add(name)
