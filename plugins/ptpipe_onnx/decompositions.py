@@ -17,6 +17,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_arg
 
+from ptpipe_onnx.constant_tensors import evaluate_constants
 from ptpipe_onnx.writes_in_place import is_without_effect, write_out_of_place
 from ptpipe_torch.torch_export import insert_call, name_outputs
 
@@ -36,6 +37,7 @@ def decompose(program: ExportedProgram) -> None:
     Operators in place stay where something may share memory with the tensor that they change: then all is left to the
     exporter. Dropouts in eval mode are left out: they return their input itself, which the exporter does not know.
     """
+    evaluate_constants(program)
     is_written = write_out_of_place(program)
     nodes = list(program.graph_module.graph.nodes)
     for node in nodes:

@@ -13,7 +13,7 @@ from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 
 from ptpipe_onnx import writes_to_views
-from ptpipe_torch.torch_export import name_outputs
+from ptpipe_torch.torch_export import is_write, name_outputs, storages
 
 _DROPOUTS = tuple(
     getattr(torch.ops.aten, f"{name}{suffix}").default
@@ -28,7 +28,7 @@ def write_out_of_place(program: ExportedProgram) -> bool:
     Return whether none is left.
     """
     graph = program.graph_module.graph
-    if not any(_is_write(node) for node in graph.nodes):
+    if not any(is_write(node) for node in graph.nodes):
         return True
     memory = _Memory(graph)
     if not memory.is_known:
@@ -62,10 +62,6 @@ def out_of_place(target: Any) -> Any:
     return None
 
 
-def _is_write(node: Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
-
-
 class _Memory:
     """Which nodes of a graph share memory.
 
@@ -79,7 +75,7 @@ class _Memory:
     def __init__(self, graph: Graph) -> None:
         self.source: dict[Node, Node] = {}
         self.base: dict[Node, Node] = {}
-        self.writes = {node for node in graph.nodes if _is_write(node)}
+        self.writes = {node for node in graph.nodes if is_write(node)}
         self._same: dict[int, int] = {}
         """Memory that is only in a trace not the same."""
         self._fixed: set[Node] = set()
@@ -93,7 +89,7 @@ class _Memory:
         """Find what a node shares memory with. Return False if it is in place and can't be replaced."""
         first: Any = node.args[0] if node.args else None
         if is_without_effect(node):
-            self._same |= dict(zip(_storages(node), self._memory_of(first), strict=True))
+            self._same |= dict(zip(storages(node), self._memory_of(first), strict=True))
         sharing = [of for of in node.all_input_nodes if self._memory_of(of) & self._memory_of(node)]
         if first in sharing:
             self.source[node] = first
@@ -105,7 +101,7 @@ class _Memory:
         return True
 
     def _memory_of(self, node: Node) -> set[int]:
-        return {self._same.get(storage, storage) for storage in _storages(node)}
+        return {self._same.get(storage, storage) for storage in storages(node)}
 
     def _may_write(self, node: Node) -> bool:
         changed, function = self.source[node], out_of_place(node.target)
@@ -119,11 +115,6 @@ class _Memory:
                 return False
             changed = self.source[changed]
         return True
-
-
-def _storages(node: Node) -> list[int]:
-    values = torch.utils._pytree.tree_leaves(node.meta.get("val"))
-    return [value.untyped_storage()._cdata for value in values if isinstance(value, torch.Tensor)]
 
 
 class _NewestValues:

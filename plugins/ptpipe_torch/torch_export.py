@@ -24,6 +24,7 @@ from torch.export.graph_signature import TensorArgument
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 from torch.nn.modules import transformer
+from torch.utils._pytree import tree_leaves
 
 from ptpipe_torch import traced_hooks
 from ptpipe_torch.answering_builtins import Answer, answering_builtins
@@ -136,6 +137,17 @@ def name_outputs(program: ExportedProgram) -> None:
     for spec, value in zip(program.graph_signature.output_specs, program.graph.output_node().args[0], strict=True):
         if isinstance(value, Node):
             spec.arg = TensorArgument(name=value.name)
+
+
+def is_write(node: Node) -> bool:
+    """Return whether a node is an operator in place."""
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
+def storages(node: Node) -> list[int]:
+    """Return what identifies the memory of a node's tensors, in the trace of its network."""
+    values = tree_leaves(node.meta.get("val"))
+    return [value.untyped_storage()._cdata for value in values if isinstance(value, torch.Tensor)]
 
 
 def module_path(node: Node) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
 import torch
@@ -170,9 +171,58 @@ def broadcast(x: torch.Tensor) -> torch.Tensor:
     return sums.relu_()
 
 
+def window_mask(x: torch.Tensor) -> torch.Tensor:
+    """As Swin has it."""
+    mask, count = x.new_zeros((6, 6)), 0
+    for rows in (slice(0, -3), slice(-3, -1), slice(-1, None)):
+        for columns in (slice(0, -3), slice(-3, -1), slice(-1, None)):
+            mask[rows, columns] = count
+            count += 1
+    mask = mask.view(2, 3, 2, 3).permute(0, 2, 1, 3).reshape(4, 9)
+    mask = mask.unsqueeze(1) - mask.unsqueeze(2)
+    return mask.masked_fill(mask != 0, -100.0).masked_fill(mask == 0, 0.0)
+
+
+def with_mask(x: torch.Tensor) -> torch.Tensor:
+    return (x.flatten(2)[:, :, :9].unsqueeze(2) + window_mask(x)).softmax(-1)
+
+
+def read_between(x: torch.Tensor) -> torch.Tensor:
+    mask = x.new_full((6, 6), 3)
+    mask[0] = 1
+    masked = x * mask
+    mask[1] = 2
+    return masked + mask
+
+
+def of_both(x: torch.Tensor) -> torch.Tensor:
+    mask = torch.zeros(6, 6)
+    mask[0] = 1
+    twice = mask * 2
+    mask[1] = x.mean()
+    mask[2] = 3
+    twice[0] = 5
+    return x + mask + twice
+
+
+def seen_by_view(x: torch.Tensor) -> torch.Tensor:
+    column = torch.zeros(6, 1)
+    column[2] = 3
+    planes = column.expand(x.shape[0], 4, 6, 6)
+    column[0] = 1
+    return x + planes
+
+
+def through_dropout_of_constants(x: torch.Tensor) -> torch.Tensor:
+    mask = torch.ones(6)
+    mask[0] = 2
+    nn.functional.dropout(mask, 0.5, training=False)[1] = 3
+    return x + mask
+
+
 IN_PLACE = [
     *(view_before, view_of_it, parts, unsafe_view, slices, parts_of_all_kinds, masked, powers),
-    *(permuted_by_einsum, unsafe_parts, broadcast),
+    *(permuted_by_einsum, unsafe_parts, broadcast, with_mask, read_between, of_both, seen_by_view),
 ]
 
 
@@ -207,6 +257,7 @@ DROPOUTS = [
     (lambda x, drop: drop(x.relu()).add(1), lambda: [nn.Dropout(0.5, inplace=True)]),
     (lambda x, drop: drop(x.flatten(1)) * 2, lambda: [nn.Dropout(0.5, inplace=True)]),
     (through_dropout, lambda: [nn.Dropout(0.5)]),
+    (through_dropout_of_constants, list),
 ]
 """Which torch's exporter takes for copies."""
 
@@ -242,6 +293,33 @@ def rounded(x: torch.Tensor) -> torch.Tensor:
     sums = x + 0.5
     sums.add_(torch.full((1,), 1e-9, dtype=torch.float64))
     return sums * 1
+
+
+def filled_constants(function: Callable[..., Any], shape: tuple[int, ...]) -> list[ir.Value]:
+    """Return the tensors of a file that the network fills in place."""
+    signature = Signature(
+        (TensorSpec("x", "float32", (BATCH, *SHAPE)),), (TensorSpec("y", "float32", (BATCH, *shape)),)
+    )
+    graph = torch_exporter.export(Network(function).eval(), signature, 18).graph
+    return [value for name, value in graph.initializers.items() if name.startswith("filled_")]
+
+
+def test_constants_are_evaluated() -> None:
+    (value,) = filled_constants(with_mask, (4, 9, 9))
+    assert set(value.const_value.numpy().flat) == set(range(9))
+    graph = ir.from_proto(onnx.load_from_string(exported(Network(with_mask), (2, 4, 9, 9)))).graph
+    assert {node.op_type for node in graph} == {"Conv", "Reshape", "Slice", "Unsqueeze", "Add", "Softmax"}
+
+
+def large_mask(x: torch.Tensor) -> torch.Tensor:
+    mask = x.new_zeros((6 * 210, 210))  # over 1 MiB
+    mask[7] = 1
+    return x + mask.view(6, 210, 210)[:, 0, :6]
+
+
+def test_large_constants_are_computed_by_the_file(run_onnx: Callable[..., np.ndarray]) -> None:
+    assert not filled_constants(large_mask, SHAPE)
+    check(Network(large_mask), run_onnx)
 
 
 def branching(x: torch.Tensor) -> torch.Tensor:
