@@ -57,14 +57,22 @@ def traces(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["cnn", "mobile", "attention"])
 @pytest.mark.parametrize("backend", ["fbgemm", "qnnpack"])
+@pytest.mark.parametrize("qat", [False, True])
 def test_int8_networks_are_traced_once(
-    name: str, backend: str, int8_model: Callable[..., Model], traces: list[bool], monkeypatch: pytest.MonkeyPatch
+    name: str,
+    backend: str,
+    qat: bool,
+    int8_model: Callable[..., Model],
+    traces: list[bool],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    model = int8_model(name, backend)
+    model = int8_model(name, backend, qat=qat)
     once = build_graph(model, 20).model
     assert traces == [False]
     for pass_ in ("_needs_decomposition", "_needs_promotion"):
         monkeypatch.setattr(torch_exporter, pass_, lambda *arguments: True)
+    for step in ("decompose", "_decompose_each"):
+        monkeypatch.setattr(torch_exporter, step, lambda *arguments: None)
     assert list(described(once)) == list(described(build_graph(model, 20).model))
 
 
