@@ -34,8 +34,8 @@ _ASSERTIONS = (torch.ops.aten._assert_scalar.default, torch.ops.aten._assert_ten
 def decompose(program: ExportedProgram) -> None:
     """Write operators in place, batch norms with fixed statistics and the like otherwise, in place.
 
-    Operators in place stay where something may share memory with the tensor that they change: then all is left to the
-    exporter. Dropouts in eval mode are left out: they return their input itself, which the exporter does not know.
+    Operators in place stay where one of them changes what shares memory in other ways than are known: then all is left
+    to the exporter. Dropouts in eval mode are left out: they return their input, which the exporter does not know.
     """
     evaluate_constants(program)
     is_written = write_out_of_place(program)
