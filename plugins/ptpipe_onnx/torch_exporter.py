@@ -22,7 +22,7 @@ from torch.fx import config as fx_config
 from torch.onnx._internal.exporter import _decomp, _fx_passes
 from torch.onnx._internal.exporter._errors import DispatchError
 from torch.onnx._internal.exporter._registration import ONNXRegistry
-from torch.onnx._internal.fx.passes.type_promotion import TypePromotionTable
+from torch.onnx._internal.fx.passes.type_promotion import TypePromotionTable, _TypePromotionInterpreter
 from torch.utils._pytree import tree_leaves
 
 from ptpipe import StageError
@@ -286,9 +286,11 @@ def _reused_registry() -> Iterator[None]:
 def _passes_where_needed() -> Iterator[None]:
     """Let the exporter trace a network again only where that changes an operator.
 
-    Decomposition takes a third to half of an export, promotion of types a tenth.
+    Decomposition takes a third to half of an export, promotion of types, which runs each operator, a tenth.
     """
     trace_again, promote = _fx_passes.decompose_with_registry, _fx_passes.insert_type_promotion_nodes
+    interpreter: Any = _TypePromotionInterpreter
+    run_again = interpreter.run_node
 
     def decomposed(exported_program: ExportedProgram, registry: ONNXRegistry) -> ExportedProgram:
         _decompose_each(exported_program, registry)
@@ -299,10 +301,16 @@ def _passes_where_needed() -> Iterator[None]:
         if _needs_promotion(graph_module):
             promote(graph_module)
 
+    def run(interpreter: Any, node: Node) -> Any:
+        is_known = "val" in node.meta and not _is_promoted(node, interpreter.type_promotion_table)
+        return node.meta["val"] if is_known else run_again(interpreter, node)
+
     try:
         _fx_passes.decompose_with_registry, _fx_passes.insert_type_promotion_nodes = decomposed, promoted
+        interpreter.run_node = run
         yield
     finally:
+        interpreter.run_node = run_again
         _fx_passes.decompose_with_registry, _fx_passes.insert_type_promotion_nodes = trace_again, promote
 
 
@@ -340,17 +348,16 @@ def _needs_promotion(graph_module: GraphModule) -> bool:
     """Return whether an operator has arguments of another type than it computes with."""
     table = TypePromotionTable()
     graphs = (module.graph for module in graph_module.modules() if isinstance(module, GraphModule))
-    return any(
-        isinstance(node.target, torch._ops.OpOverload)
-        and (rule := table.get_rule(node.target.overloadpacket)) is not None
-        and _is_promoted(node, rule)
-        for graph in graphs
-        for node in graph.nodes
-    )
+    return any(_is_promoted(node, table) for graph in graphs for node in graph.nodes)
 
 
-def _is_promoted(operator: Node, rule: Any) -> bool:
-    args, kwargs = torch.fx.node.map_arg((operator.args, operator.kwargs), lambda node: node.meta["val"])
+def _is_promoted(node: Node, table: TypePromotionTable) -> bool:
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    rule = table.get_rule(node.target.overloadpacket)
+    if rule is None:
+        return False
+    args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda arg: arg.meta["val"])
     promotion = rule.preview_type_promotion(args, kwargs)
     types = [(args[index], dtype) for index, dtype in promotion.args_dtypes.items() if index < len(args)]
     types += [(kwargs[name], dtype) for name, dtype in promotion.kwargs_dtypes.items() if name in kwargs]

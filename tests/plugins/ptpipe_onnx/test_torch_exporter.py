@@ -137,6 +137,27 @@ def test_types_are_promoted_only_where_it_changes_an_operator(network: nn.Module
     assert torch_exporter._needs_promotion(program.graph_module) is is_needed
 
 
+def test_no_other_operator_is_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file is the one of an export that runs all of them."""
+    run, names = torch.fx.Interpreter.run_node, []
+
+    def recorded(interpreter: Any, node: torch.fx.Node) -> Any:
+        if isinstance(interpreter, torch_exporter._TypePromotionInterpreter):
+            names.append(str(node.target))
+        return run(interpreter, node)
+
+    monkeypatch.setattr(torch.fx.Interpreter, "run_node", recorded)
+    network = nn.Sequential(nn.Linear(5, 5), nn.GELU(), MixedTypes(), nn.Linear(21, 3)).eval()
+    ends = [TensorSpec(name, "float32", (BATCH, size)) for name, size in (("x", 5), ("y", 3))]
+    signature = Signature((ends[0],), (ends[1],))
+    selected = torch_exporter.export(network, signature, 20)
+    assert {"aten.add.Tensor", "aten.div.Tensor", "aten.sum.dim_IntList"} < set(names)
+    assert not {"aten.linear.default", "aten.gelu.default", "aten.cat.default"} & set(names)
+    monkeypatch.setattr(torch_exporter, "_is_promoted", lambda *arguments: True)
+    assert list(described(selected)) == list(described(torch_exporter.export(network, signature, 20)))
+    assert {"aten.linear.default", "aten.gelu.default", "aten.cat.default"} < set(names)
+
+
 class TinyConstants(nn.Module):
     """Adds and multiplies by what is nearly 0 and 1."""
 
