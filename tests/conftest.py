@@ -110,8 +110,12 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish() -> None:
-    """Exempt what is there, millions of objects, from garbage collection."""
+    """Exempt what is there, millions of objects, from garbage collection.
+
+    All of what tests import and keep later is traversed once in a million new objects: a twelfth of the time otherwise.
+    """
     gc.freeze()
+    gc.set_threshold(1000, 10, 100)
     gc.enable()
 
 
