@@ -1,7 +1,7 @@
 """Fork the processes that measure latency from one that has imported torch, which would take each of them seconds.
 
 What a forked one does is the same: it reads a request, forks its workers, and ends with its standard input. How real
-ones start and end is tested in `latency/test_session.py` and in `tests/end_to_end`.
+ones start and end is tested in `latency/test_session.py` and in `end_to_end/test_smoke.py`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -40,17 +39,33 @@ class ForkedServer:
 
 
 class ServerFork:
-    """A process that forks servers for as long as this one lives."""
+    """A process that forks servers until `end`, or the end of this process."""
 
-    def __init__(self) -> None:
+    def __init__(self, requests: socket.socket, pid: int) -> None:
+        self._socket, self._pid = requests, pid
+
+    @classmethod
+    def started(cls) -> ServerFork:
+        """Start it as a program, which imports what servers need."""
         here, there = socket.socketpair()
         with there:
-            self._process = subprocess.Popen(
-                [sys.executable, __file__],
-                stdin=there,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            )
-        self._socket = here
+            environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+            descriptors = [(os.POSIX_SPAWN_DUP2, there.fileno(), 0)]
+            pid = os.posix_spawn(sys.executable, [sys.executable, __file__], environment, file_actions=descriptors)
+        return cls(here, pid)
+
+    @classmethod
+    def forked(cls) -> ServerFork:
+        """Fork it from this process, which has imported what servers need, and has no threads yet."""
+        here, there = socket.socketpair()
+        with there:
+            if (pid := os.fork()) == 0:
+                here.close()
+                try:
+                    fork_servers(there)
+                finally:
+                    os._exit(0)
+        return cls(here, pid)
 
     @contextmanager
     def server(self) -> Iterator[tuple[ForkedServer, IO[bytes]]]:
@@ -73,22 +88,27 @@ class ServerFork:
     def end(self) -> None:
         """Close the socket, which ends the process, and wait for that."""
         self._socket.close()
-        self._process.wait()
+        os.waitpid(self._pid, 0)
 
 
 def main() -> None:
-    """Fork a server for each path that is sent with three files: its standard input, output and errors."""
+    """Import what servers need, and fork them."""
     import onnxruntime  # noqa: F401  # before torch, as in a session
     import scipy.special  # noqa: F401  # for the intervals
     import torch  # noqa: F401
 
     from ptpipe.launching import load_vocabulary
-    from ptpipe_eval.latency import server
 
     load_vocabulary([])
+    fork_servers(socket.socket(fileno=os.dup(0)))
+
+
+def fork_servers(requests: socket.socket) -> None:
+    """Fork a server for each path that is sent with three files: its standard input, output and errors."""
+    from ptpipe_eval.latency import server
+
     server._MAX_ROUNDS = NUM_ROUNDS
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for servers
-    requests = socket.socket(fileno=os.dup(0))
     while True:
         message, files, _, _ = socket.recv_fds(requests, 1 << 16, 3)
         if not message:

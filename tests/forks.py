@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from multiprocessing.forkserver import _forkserver
 from pathlib import Path
 
+from .forked_servers import ServerFork
+
 
 @contextmanager
 def fork_server() -> Iterator[None]:
@@ -74,6 +76,7 @@ def _call(
     multiprocessing.set_start_method(None, force=True)  # the platform's, as in any other process
     os.environ.clear()
     os.environ.update(environment)
+    tempfile.tempdir = None  # is looked up in this environment
     for number, file in enumerate(files, start=1):
         os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT, 0o600), number)
     function(*arguments)
@@ -87,11 +90,19 @@ def run_ptpipe(*arguments: str) -> None:
     main()
 
 
+def _run_measuring(*arguments: str) -> None:
+    """Be the command line, and fork what measures latencies: see `forked_servers.py`."""
+    from ptpipe_eval.latency import session
+
+    session._server = ServerFork.forked().server  # type: ignore[assignment]
+    run_ptpipe(*arguments)
+
+
 def run_forked(
     folder: Path, *arguments: str | Path, timeout_s: float = 500, environment: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command of `ptpipe` in this folder."""
-    process = Fork(run_ptpipe, *map(str, arguments), environment=environment, folder=folder)
+    """Run a command of `ptpipe` in this folder, whose latencies forked processes measure."""
+    process = Fork(_run_measuring, *map(str, arguments), environment=environment, folder=folder)
     try:
         out, err = process.communicate(timeout_s)
     except BaseException:

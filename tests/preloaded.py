@@ -3,6 +3,7 @@
 Nothing may have computed anything: threads, those of OpenMP among them, don't survive a fork.
 """
 
+import gc
 from importlib import import_module
 
 from ptpipe.plan.vocabulary import BUILT_IN
@@ -11,9 +12,12 @@ _USED = (
     *("ptpipe_train.parallel.ddp", "ptpipe_train.parallel.fsdp", "ptpipe_train.parallel.pp", "ptpipe_train.supervised"),
     *("ptpipe_torch.data.dataloader", "ptpipe_torch.data.augment", "ptpipe_elastic.worker", "ptpipe_eval.compare"),
     *("ptpipe_quant.stages", "ptpipe_quant.tuning.stage", "ptpipe_onnx.export", "ptpipe_onnx.torch_exporter"),
-    *("onnxruntime", "onnxscript", "torch._dynamo", "torch.export", "torch.onnx._internal.exporter._core"),
+    *("onnxruntime", "onnxscript", "torch._dynamo", "torch.export._trace", "torch.onnx._internal.exporter._core"),
+    *("ptpipe_eval.latency.server", "ptpipe_report.html.report", "ptpipe_report.screen"),
+    *("jinja2", "ruamel.yaml", "scipy.special", "sympy.tensor.tensor"),
 )
 
 for name in (*BUILT_IN, *_USED):
     import_module(name)
 import_module("ptpipe_onnx.torch_exporter")._make_registry(opset_version=18)  # the default
+gc.freeze()  # what is imported stays

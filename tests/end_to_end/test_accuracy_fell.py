@@ -24,13 +24,13 @@ def test_the_page_shows_both_files_in_full():
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_three_commands_lead_to_the_layer_and_to_the_remedy(tmp_path, run_cli):
+def test_three_commands_lead_to_the_layer_and_to_the_remedy(tmp_path, forked_cli):
     for name in FILES:
         (tmp_path / name).parent.mkdir(parents=True)
         shutil.copy(ROOT / name, tmp_path / name)
     commands = [shlex.split(line) for line in re.findall(r"^\$ (.+)$", SECTION, re.MULTILINE)]
     assert [command[0] for command in commands] == ["ptpipe"] * 3
-    refused, shown, remedied = (run_cli(*command[1:]) for command in commands)
+    refused, shown, remedied = (forked_cli(*command[1:]) for command in commands)
 
     assert refused.code == 3, refused.err
     assert re.search(r"^✗ quality +refused +int8 loses \d\d\.\d\d points", refused.out + refused.err, re.MULTILINE)

@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from ..conftest import environment
+from ..forks import Fork, run_ptpipe
+
 torch_distributed = pytest.importorskip("torch.distributed")
 pytestmark = [
     pytest.mark.slow,
@@ -18,6 +21,11 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="processes are looked up in /proc"),
 ]
 TEAM = "2 workers, gloo"
+
+
+def start(temporary: Path) -> Fork:
+    """Start the command, whose workers are real, from a process that has imported torch."""
+    return Fork(run_ptpipe, "doctor", "--workers", "2", environment=environment(TMPDIR=str(temporary)))
 
 
 @pytest.fixture
@@ -61,10 +69,10 @@ def test_a_sound_machine(run_cli, temporary, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"temporary"}
 
 
-def test_a_comm_that_cannot_work(run_cli, temporary):
-    start = time.monotonic()
-    ended = run_cli("doctor", "--workers", 2, TMPDIR=str(temporary), GLOO_DEVICE_TRANSPORT="nosuch")
-    assert time.monotonic() - start < 30
+def test_a_comm_that_cannot_work(forked_cli, temporary):
+    begin = time.monotonic()
+    ended = forked_cli("doctor", "--workers", 2, TMPDIR=str(temporary), GLOO_DEVICE_TRANSPORT="nosuch")
+    assert time.monotonic() - begin < 30
     assert ended.code == 1
     lines = ended.out.splitlines()
     at = next(number for number, line in enumerate(lines) if line.startswith(f"fail  {TEAM}"))
@@ -75,15 +83,15 @@ def test_a_comm_that_cannot_work(run_cli, temporary):
     assert workers_of(temporary) == []
 
 
-def test_a_worker_that_is_killed(run_cli, temporary):
-    with run_cli.start("doctor", "--workers", 2, TMPDIR=str(temporary)) as process:
-        os.kill(wait_for_two(process, temporary)[1], signal.SIGKILL)
-        out, err = process.communicate(timeout=60)
+def test_a_worker_that_is_killed(fork_server, temporary):
+    process = start(temporary)
+    os.kill(wait_for_two(process, temporary)[1], signal.SIGKILL)
+    out, err = process.communicate(timeout=60)
     assert process.returncode == 1
-    line = next(line for line in out.decode().splitlines() if line.startswith(f"fail  {TEAM}"))
+    line = next(line for line in out.splitlines() if line.startswith(f"fail  {TEAM}"))
     assert "was killed by SIGKILL" in line
-    assert b"memory ran out" in out
-    assert b"Traceback" not in out + err
+    assert "memory ran out" in out
+    assert "Traceback" not in out + err
     assert workers_of(temporary) == []
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +12,8 @@ from torch import nn
 
 from ptpipe import RunResult, run
 from ptpipe_torch import OnnxFile
+
+from .conftest import ForkedCommandLine
 
 pytestmark = pytest.mark.slow
 
@@ -72,11 +72,11 @@ def test_from_the_default_export_to_int8(folder: Path) -> None:
     assert changed.stages["float"].outputs != result.stages["float"].outputs
 
 
-def test_it_is_compared_from_the_command_line(folder: Path, run_cli: Callable[..., Any]) -> None:
+def test_it_is_compared_from_the_command_line(folder: Path, forked_cli: ForkedCommandLine) -> None:
     compare = ("compare", "net.onnx", "--data", "m.yaml", "--no-latency")
-    done = run_cli(*compare)
+    done = forked_cli(*compare)
     assert done.code == 0 and "onnx float32" in done.err
     (folder / "net.onnx.data").rename(folder / "elsewhere")
     (folder / "net.onnx.data").symlink_to("elsewhere")
-    refused = run_cli(*compare)
+    refused = forked_cli(*compare)
     assert refused.code == 2 and "'net.onnx.data', which is not read: a symbolic link is on its path" in refused.err

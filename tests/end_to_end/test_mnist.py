@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from ..forks import run_forked
 
 MANIFESTS = Path(__file__).parents[2] / "manifests"
 HAS_MNIST = bool(os.environ.get("PTPIPE_DATA")) and (Path(os.environ["PTPIPE_DATA"]) / "mnist").is_dir()
@@ -17,23 +17,15 @@ pytestmark = [
     pytest.mark.mnist,
     pytest.mark.slow,
     pytest.mark.timeout(600),
+    pytest.mark.usefixtures("fork_server"),
     pytest.mark.skipif(not HAS_MNIST, reason="PTPIPE_DATA names no folder that holds mnist/"),
 ]
 
 
 def run(manifest: str, artifacts: Path, *settings: str) -> tuple[int, dict[str, dict[str, object]], str]:
-    command = [
-        sys.executable,
-        "-m",
-        "ptpipe",
-        "run",
-        str(MANIFESTS / manifest),
-        "--artifacts",
-        str(artifacts),
-        "--json",
-        *("-s", "compare.budget_s=1", "-s", "compare.batch_sizes=[1]", "-s", "compare.threads=[one]"),
-    ]
-    finished = subprocess.run([*command, *settings], capture_output=True, text=True, check=False)
+    quickly = ("-s", "compare.budget_s=1", "-s", "compare.batch_sizes=[1]", "-s", "compare.threads=[one]")
+    command = ("run", MANIFESTS / manifest, "--artifacts", artifacts, "--json", *quickly, *settings)
+    finished = run_forked(artifacts, *command)
     stages = {stage["stage_id"]: stage for stage in json.loads(finished.stdout)["stages"]}
     return finished.returncode, stages, finished.stderr
 

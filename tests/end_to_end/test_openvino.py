@@ -8,7 +8,7 @@ import pytest
 
 from ptpipe import ExitCode
 
-from ..conftest import CommandLine
+from .conftest import ForkedCommandLine
 
 pytest.importorskip("openvino", reason="OpenVINO is not installed: pip install 'ptpipe[openvino]'")
 pytestmark = pytest.mark.slow
@@ -37,16 +37,16 @@ stages:
 
 
 @pytest.fixture(scope="module")
-def cli(tmp_path_factory: pytest.TempPathFactory) -> CommandLine:
+def cli(tmp_path_factory: pytest.TempPathFactory, fork_server: None) -> ForkedCommandLine:
     folder = tmp_path_factory.mktemp("vino")
     (folder / "vino.yaml").write_text(MANIFEST, encoding="utf-8")
-    return CommandLine(folder)
+    return ForkedCommandLine(folder)
 
 
 @pytest.fixture(scope="module")
-def stages(cli: CommandLine) -> dict[str, Any]:
+def stages(cli: ForkedCommandLine) -> dict[str, Any]:
     """Of a first run, by id."""
-    ended = cli("run", "vino.yaml", "--artifacts", "artifacts", "--json", timeout_s=240)
+    ended = cli("run", "vino.yaml", "--artifacts", "artifacts", "--json")
     assert ended.code == ExitCode.DONE, ended.err
     return {stage["stage_id"]: stage for stage in ended.json["stages"]}
 
@@ -67,16 +67,16 @@ def test_the_comparison_and_the_evaluation_measure_it(stages) -> None:
     assert rows["vino"]["size_bytes"] == stages["vino"]["metrics"]["size_bytes"]
 
 
-def test_a_gate_judges_it_from_the_stored_comparison(cli: CommandLine, stages) -> None:
+def test_a_gate_judges_it_from_the_stored_comparison(cli: ForkedCommandLine, stages) -> None:
     """The same comparison, and a limit that the model exceeds."""
     limit = ("-s", "size.max_ratio=0.01")
-    ended = cli("run", "vino.yaml", "--artifacts", "artifacts", "--json", *limit, timeout_s=240)
+    ended = cli("run", "vino.yaml", "--artifacts", "artifacts", "--json", *limit)
     assert ended.code == ExitCode.REFUSED, ended.err
     outcomes = {stage["stage_id"]: stage["outcome"] for stage in ended.json["stages"]}
     assert outcomes.pop("size") == "refused" and set(outcomes.values()) == {"cached"}
 
 
-def test_the_delivered_files_are_a_model_of_openvinos(cli: CommandLine, stages) -> None:
+def test_the_delivered_files_are_a_model_of_openvinos(cli: ForkedCommandLine, stages) -> None:
     import openvino
 
     assert stages["vino"]["deliverables"] == ["vino/model.xml", "vino/model.bin"]

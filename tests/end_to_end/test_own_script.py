@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from ..forks import run_forked
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).parents[2]
@@ -39,7 +41,7 @@ class Project:
 
     def ptpipe(self, *arguments: str) -> Mapping[str, Any]:
         """Run the manifest; return its stages by id."""
-        finished = run(self.folder, "-m", "ptpipe", "run", self.manifest, "--json", *arguments)
+        finished = run_forked(self.folder, "run", self.manifest, "--json", *arguments)
         assert finished.returncode == 0, finished.stderr
         return {stage["stage_id"]: stage for stage in json.loads(finished.stdout)["stages"]}
 
@@ -56,7 +58,7 @@ class Project:
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+def project(tmp_path_factory: pytest.TempPathFactory, fork_server: None) -> Project:
     return Project(tmp_path_factory.mktemp("own_script"))
 
 

@@ -37,24 +37,24 @@ def halve(config: StageConfig, ctx: Context, model: Model) -> Model:
 """
 
 
-def test_from_run_to_reproduction(run_cli, tmp_path):
+def test_from_run_to_reproduction(forked_cli, tmp_path):
     (tmp_path / "m.yaml").write_text(MANIFEST)
     (tmp_path / "halve.py").write_text(PLUGIN)
-    ran = run_cli("run", "m.yaml")
+    ran = forked_cli("run", "m.yaml")
     assert ran.code == 0, ran.err
-    assert run_cli("get", "last", "onnx", "ship").out.splitlines()[1] == "wrote ship/model.onnx.intoto.json"
+    assert forked_cli("get", "last", "onnx", "ship").out.splitlines()[1] == "wrote ship/model.onnx.intoto.json"
     file = tmp_path / "ship" / "model.onnx"
-    assert run_cli("verify").code == 0
-    assert run_cli("verify", "ship/model.onnx", "--artifacts", "none").code == 0
+    assert forked_cli("verify").code == 0
+    assert forked_cli("verify", "ship/model.onnx", "--artifacts", "none").code == 0
 
     content = file.read_bytes()
     file.write_bytes(content[:999] + bytes([content[999] ^ 1]) + content[1000:])
-    altered = run_cli("verify", "ship/model.onnx")
+    altered = forked_cli("verify", "ship/model.onnx")
     assert (altered.code, "its bytes are not those of its statement" in altered.out) == (ExitCode.INTEGRITY, True)
     file.write_bytes(content)
 
     elsewhere = tmp_path / "elsewhere"
     shutil.move(tmp_path / "ship", elsewhere)
     shutil.copy(tmp_path / "halve.py", elsewhere)
-    again = run_cli("reproduce", "elsewhere/model.onnx", "--folder", "elsewhere", "--artifacts", "none")
+    again = forked_cli("reproduce", "elsewhere/model.onnx", "--folder", "elsewhere", "--artifacts", "none")
     assert (again.code, again.out.count("bit-equal")) == (0, 5), again.out

@@ -18,6 +18,8 @@ from ptpipe_torch import Data, Model
 from ptpipe_torch.data.column import flatten
 from ptpipe_torch.data.shards import TarColumn
 
+from ..forks import run_forked
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 NETS = Path(__file__).parents[1] / "plugins" / "ptpipe_train" / "parallel_nets.py"
@@ -50,7 +52,7 @@ def answer(process: subprocess.Popen[str]) -> Any:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory, fork_server: None) -> Path:
     """Holds the digits as shards of 100 samples, and manifests that train on the digits and on these."""
     folder = tmp_path_factory.mktemp("shards")
     options = ", path: shards, shuffle_buffer: 400, num_workers: 0"
@@ -61,7 +63,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ):
         text = MANIFEST.format(plugin=NETS, kind=kind, options=given, checkpoint_every_s=every_s)
         (folder / f"{name}.yaml").write_text(text, encoding="utf-8")
-    written = answer(start(folder, "shards", "digits.yaml", "data", "--output", "shards", "--samples-per-shard", "100"))
+    options = ("--output", "shards", "--samples-per-shard", "100", "--json")
+    finished = run_forked(folder, "shards", "digits.yaml", "data", *options)
+    assert finished.returncode == 0, finished.stderr
+    written = json.loads(finished.stdout)
     assert [(of["split"], of["num_samples"], of["num_shards"]) for of in written] == [
         ("train", 1281, 13), ("val", 67, 1), ("test", 449, 5),
     ]  # fmt: skip

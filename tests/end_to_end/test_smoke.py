@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ import pytest
 from ptpipe import load_plan
 from ptpipe_torch import Model, OnnxFile
 
+from ..forks import run_forked
 from ..signatures import classifier
 
 MANIFESTS = Path(__file__).parents[2] / "manifests"
@@ -128,9 +130,7 @@ def test_a_gate_that_refuses_ends_with_3(smoke):
     assert "refused" in finished.stderr
 
 
-def test_an_altered_artifact_is_found_and_made_again(smoke, tmp_path):
-    import shutil
-
+def test_an_altered_artifact_is_found_and_made_again(smoke, tmp_path, fork_server):
     stages, artifacts, _ = smoke
     copy = tmp_path / "artifacts"
     shutil.copytree(artifacts, copy)
@@ -139,7 +139,7 @@ def test_an_altered_artifact_is_found_and_made_again(smoke, tmp_path):
     content = bytearray(tensors.read_bytes())
     content[-1] ^= 1
     tensors.write_bytes(content)
-    finished = ptpipe("run", SMOKE, *QUICKLY, "--artifacts", copy, "--fresh", "dynamic", "--json")
+    finished = run_forked(tmp_path, "run", SMOKE, *QUICKLY, "--artifacts", copy, "--fresh", "dynamic", "--json")
     assert finished.returncode == 0, finished.stderr
     assert "was altered" in finished.stderr
     again = {stage["stage_id"]: stage for stage in json.loads(finished.stdout)["stages"]}

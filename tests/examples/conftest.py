@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from ..forks import run_forked
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
@@ -38,8 +40,9 @@ class Stranger:
         )
 
     def ptpipe(self, *arguments: str | Path, code: int = 0) -> Any:
-        """Run a command with --json; it must end with that exit code."""
-        finished = self.python("-m", "ptpipe", *arguments, "--json")
+        """Run a command with --json; it must end with that exit code. Without the distribution, it is forked."""
+        words = (*arguments, "--json")
+        finished = self.python("-m", "ptpipe", *words) if self.site else run_forked(self.folder, *words)
         assert finished.returncode == code, finished.stderr
         return json.loads(finished.stdout)
 
@@ -65,7 +68,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def stranger(tmp_path: Path) -> Callable[..., Stranger]:
+def stranger(tmp_path: Path, fork_server: None) -> Callable[..., Stranger]:
     """A stranger with a copy of one example in an otherwise empty folder."""
 
     def make(example: str, site: Path | None = None) -> Stranger:

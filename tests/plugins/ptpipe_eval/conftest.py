@@ -33,8 +33,8 @@ from ptpipe_torch import (
 )
 
 from ...datasets import image_info, image_split
+from ...forked_servers import LIBRARIES, ServerFork
 from ...signatures import classifier
-from .forked_servers import LIBRARIES, ServerFork
 
 PLUGIN = Path(__file__).parent / "digit_models.py"
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
@@ -126,7 +126,7 @@ def known_peaks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def server_fork() -> Iterator[ServerFork]:
-    fork = ServerFork()
+    fork = ServerFork.started()
     yield fork
     fork.end()
 

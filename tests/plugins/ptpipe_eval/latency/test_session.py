@@ -1,4 +1,4 @@
-"""Sessions with real processes, most of them forked: see `forked_servers.py`."""
+"""Sessions with real processes, most of them forked: see `tests/forked_servers.py`."""
 
 from __future__ import annotations
 
