@@ -23,7 +23,9 @@ def shown(*options: str) -> list[str]:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONWARNINGS"}
     command = [sys.executable, *options, "-c", SCRIPT]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
-    return [line.rpartition("FutureWarning: ")[2] for line in ended.stderr.splitlines()]
+    # From Python 3.13 on, the source line follows each warning, indented.
+    lines = [line for line in ended.stderr.splitlines() if not line.startswith("  ")]
+    return [line.rpartition("FutureWarning: ")[2] for line in lines]
 
 
 def test_each_is_shown_once() -> None:
