@@ -7,6 +7,7 @@ resumed training may meet the shapes in another order. Dropout draws the numbers
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import sys
@@ -39,6 +40,8 @@ _OPTIONS: dict[str, Any] = {
     "cpp_cache_precompile_headers": False,  # they would lie in a folder that other runs use
 }
 """Of TorchInductor. One thread: others are processes, which would outlive the training."""
+_TOOLKIT_LOGGER = "torch.utils.cpp_extension"
+"""Torch 2.15 warns by it of a CUDA toolkit where no device is visible, when it compiles for a CPU, too."""
 
 
 def find_missing_compiler(device: Device) -> Iterator[str]:
@@ -77,6 +80,7 @@ def compiler_session() -> Iterator[None]:
         TemporaryDirectory(prefix="ptpipe-compile-", ignore_cleanup_errors=True) as folder,
         environment_variables(dict.fromkeys(_CACHE_VARIABLES, folder)),
         warnings.catch_warnings(),
+        _errors_only(_TOOLKIT_LOGGER),
     ):
         # TF32 is less exact than the fp32 that was asked for.
         warnings.filterwarnings("ignore", "TensorFloat32 tensor cores", UserWarning)
@@ -97,6 +101,17 @@ def compiler_session() -> Iterator[None]:
             raise StageError(f"compile: torch.compile failed ({first_line(error)}): leave compile out") from error
         finally:
             reset()
+
+
+@contextmanager
+def _errors_only(name: str) -> Iterator[None]:
+    logger = logging.getLogger(name)
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _import_compiler() -> None:
