@@ -18,7 +18,7 @@ from ptpipe_torch import Data, Model, OnnxFile
 from ptpipe_torch.int8.engine import quantized_engine
 
 WEIGHTS = {"2.*": {"weights": "per_tensor"}, "Linear": {"weights": "per_channel"}}
-NUM_SCALES = {"2.0": 1, "5": 32, "7": 10}
+NUM_SCALES = {"0.0": 8, "2.0": 1, "5": 32, "7": 10}
 
 
 def int8(model: Model, data: Data, ctx: Context, backend: str, *, is_qat: bool) -> Model:
@@ -53,9 +53,8 @@ def test_a_file_has_the_scales_of_each_layer(
     graph = onnx.load(run_export(model).path).graph
     arrays = {array.name: numpy_helper.to_array(array) for array in graph.initializer}
     in_file = [arrays[node.input[1]] for node in graph.node if arrays.get(node.input[0], np.zeros(0)).dtype == np.int8]
-    names = {"0.0": 1 if backend == "qnnpack" else 8, **NUM_SCALES}
-    assert sorted(array.size for array in in_file) == sorted(names.values())
-    for name, num_scales in names.items():
+    assert sorted(array.size for array in in_file) == sorted(NUM_SCALES.values())
+    for name, num_scales in NUM_SCALES.items():
         expected = scales_of(network.get_submodule(name)).astype(np.float32)
         assert expected.size == num_scales
         assert any(array.size == num_scales and np.array_equal(array.ravel(), expected) for array in in_file), name
