@@ -21,5 +21,11 @@ def running_line(internal: tuple[str, ...]) -> str:
         frame = frame.f_back
     if frame is None:
         return ""
-    path, line = frame.f_code.co_filename, frame.f_lineno
-    return f"{path}:{line}: `{linecache.getline(path, line).strip()}`"
+    return described_line(frame.f_code.co_filename, frame.f_lineno)
+
+
+def described_line(path: str, number: int) -> str:
+    """Return a line as `net.py:12: `x = f(x)``; without its code, where that is not known."""
+    # Python 3.13 keeps the code of `python -c` under the name that all code of `exec` has.
+    code = "" if path == "<string>" else linecache.getline(path, number).strip()
+    return f"{path}:{number}: `{code}`" if code else f"{path}:{number}"

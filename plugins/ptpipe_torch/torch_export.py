@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import linecache
 import logging
 import os
 import re
@@ -32,7 +31,7 @@ from ptpipe_torch.errors import makes_constant_of_size
 from ptpipe_torch.int8 import tracer
 from ptpipe_torch.int8.tracer import SOURCE_LINE
 from ptpipe_torch.kept_attributes import forget_sizes
-from ptpipe_torch.source_line import TORCH_FOLDER
+from ptpipe_torch.source_line import TORCH_FOLDER, described_line
 from ptpipe_torch.whole_quotients import symbolic_quotients
 
 _FRAME = re.compile(r'^\s*File "(.+)", line (\d+), in .*\n\s*(.+)$', re.MULTILINE)
@@ -201,7 +200,6 @@ def place_of_error(network: nn.Module, error: BaseException, caller: str) -> Pla
         elif path == traced_hooks.__file__:
             module = names.get(id(frame.f_locals.get("layer")), module)
         elif not path.startswith(internal):
-            code = linecache.getline(path, number).strip()
-            line = f"{path}:{number}: `{code}`" if code else f"{path}:{number}"
+            line = described_line(path, number)
             module = names.get(id(frame.f_locals.get("self")), module)
     return Place(module, line)
