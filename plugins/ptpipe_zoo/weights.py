@@ -28,7 +28,7 @@ _COMPILED = "_orig_mod."
 _MAX_WRAPPERS = 3
 _OTHER_CLASSES = (
     "argparse.Namespace",
-    *(f"pathlib.{name}" for name in ("Path", "PosixPath", "WindowsPath")),
+    *(f"{module}.{name}" for module in ("pathlib", "pathlib._local") for name in ("Path", "PosixPath", "WindowsPath")),
     *(f"numpy.{module}.multiarray.scalar" for module in ("core", "_core")),
     "numpy.dtype",
 )

@@ -193,6 +193,17 @@ def test_options_and_scores_beside_the_weights_are_left_out(tmp_path):
         assert lines == [f"the weights are those of the entry 'model' of {tmp_path / 'best.pt'}"]
 
 
+def test_paths_of_python_3_13_are_left_out_by_others(tmp_path):
+    """It calls their module `pathlib._local`. Protocol 2 as torch writes it, with one name in the place of the other."""
+    torch.save({"model": {"fc.weight": torch.ones(2)}, "where": tmp_path}, tmp_path / "w.pt",
+               _use_new_zipfile_serialization=False)  # fmt: skip
+    content = (tmp_path / "w.pt").read_bytes()
+    (tmp_path / "w.pt").write_bytes(
+        content.replace(b"cpathlib._local\n", b"cpathlib\n").replace(b"cpathlib\n", b"cpathlib._local\n")
+    )
+    assert weights.read_weights(tmp_path / "w.pt", print).keys() == {"fc.weight"}
+
+
 def test_what_stands_for_options_is_no_tensor(tmp_path):
     torch.save({"fc.weight": torch.ones(2), "args": argparse.Namespace(width=12)}, tmp_path / "w.pt")
     with pytest.raises(StageError, match="is not a state dict; it contains a dict"):
