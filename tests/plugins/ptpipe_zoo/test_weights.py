@@ -194,9 +194,9 @@ def test_options_and_scores_beside_the_weights_are_left_out(tmp_path):
 
 
 def test_paths_of_python_3_13_are_left_out_by_others(tmp_path):
-    """It calls their module `pathlib._local`. Protocol 2 as torch writes it, with one name in the place of the other."""
-    torch.save({"model": {"fc.weight": torch.ones(2)}, "where": tmp_path}, tmp_path / "w.pt",
-               _use_new_zipfile_serialization=False)  # fmt: skip
+    """It calls their module `pathlib._local`."""
+    content = {"model": {"fc.weight": torch.ones(2)}, "where": tmp_path}
+    torch.save(content, tmp_path / "w.pt", _use_new_zipfile_serialization=False)
     content = (tmp_path / "w.pt").read_bytes()
     (tmp_path / "w.pt").write_bytes(
         content.replace(b"cpathlib._local\n", b"cpathlib\n").replace(b"cpathlib\n", b"cpathlib._local\n")
