@@ -194,7 +194,10 @@ def _needed(drop: Drop, max_drop: float, confidence: float) -> str:
     too_few = f"{drop.num_samples:,} samples are too few to tell"
     if max_drop <= 0 and drop.drop <= max_drop:
         return f"{too_few}, and no number shows that nothing at all is lost: allow a small drop"
-    return too_few if number is None else f"{too_few}, about {_rounded(max(number, drop.num_samples + 1)):,} would do"
+    if number is None:
+        return too_few
+    would_do = "would show that it is more" if drop.drop > max_drop else "would do"
+    return f"{too_few}, about {_rounded(max(number, drop.num_samples + 1)):,} {would_do}"
 
 
 def _rounded(number: int) -> int:

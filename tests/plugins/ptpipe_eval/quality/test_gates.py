@@ -114,6 +114,7 @@ def test_a_drop_above_the_limit_that_may_be_chance_ends_the_run_unless_it_is_to_
     for judge in (judge_accuracy, judge_quality):
         verdict = judge(compared(69, 25, 9861), max_drop=0.003, on_inconclusive=option)
         assert (verdict.decision, verdict.fail_undecided) == (UNDECIDED, fails)
+        assert verdict.reason.endswith("; 10,000 samples are too few to tell, about 29,000 would show that it is more")
         assert judge(compared(), max_drop=0.003, on_inconclusive=option).decision is PASSED
     at_the_limit = judge_accuracy(compared(40, 10, 9900), max_drop=0.003)
     assert (at_the_limit.decision, at_the_limit.fail_undecided) == (UNDECIDED, False)
