@@ -123,9 +123,11 @@ class _Evaluation:
     def _evaluated(self, node: Node) -> Any:
         target: Any = node.target
         if target in _FILLED or target in _FILLED_LIKE:  # they take no values from their first argument
-            shape = node.meta["val"].shape if target in _FILLED_LIKE else ()
             first: Any = node.args[0]
-            args = torch.empty(shape, dtype=first.meta["val"].dtype), *map_arg(node.args[1:], self.values.__getitem__)
+            like: Any = first.meta["val"] if target in _FILLED_LIKE else first.meta["val"].new_empty(())
+            # Its strides are the result's, too, which decide what is a view of it.
+            source = torch.empty_strided(tuple(like.shape), like.stride(), dtype=like.dtype)
+            args = source, *map_arg(node.args[1:], self.values.__getitem__)
         else:
             args = map_arg(node.args, self.values.__getitem__)
         return target(*args, **map_arg(node.kwargs, self.values.__getitem__))

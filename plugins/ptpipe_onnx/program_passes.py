@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import operator
+from typing import Any
+
 import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind, TensorArgument
@@ -18,6 +21,7 @@ def write_translatable(program: ExportedProgram) -> None:
     _write_global_averages_out(program)
     _write_views_as_views(program)
     _expand_copied(program)
+    _floor_negative_sizes(program)
     program.graph_module.recompile()
 
 
@@ -108,3 +112,23 @@ def _expand_copied(program: ExportedProgram) -> None:
         if target.meta["val"].shape != source.meta["val"].shape:
             with graph.inserting_before(copy):
                 copy.replace_input_with(source, insert_call(graph, aten.expand_as.default, source, target))
+
+
+def _floor_negative_sizes(program: ExportedProgram) -> None:
+    """Divide sizes that may be negative without a rest, in place: ONNX rounds to 0, where Python rounds down."""
+    graph = program.graph_module.graph
+    for division in graph.find_nodes(op="call_function", target=operator.floordiv):
+        size, divisor = division.args
+        known: Any = size.meta["val"].node if isinstance(size, Node) else None
+        if known is None or known.shape_env.bound_sympy(known.expr).lower >= 0:
+            continue
+        with graph.inserting_before(division):
+            rest = graph.call_function(operator.mod, (size, divisor))
+            whole = graph.call_function(operator.sub, (size, rest))
+        rest.meta["val"] = size.meta["val"] % _value(divisor)
+        whole.meta["val"] = size.meta["val"] - rest.meta["val"]
+        division.args = (whole, divisor)
+
+
+def _value(number: Any) -> Any:
+    return number.meta["val"] if isinstance(number, Node) else number

@@ -61,9 +61,9 @@ def export(network: nn.Module, signature: Signature, opset: int) -> ir.Model:
     with _silent(), torch.no_grad(), _layers_replaced(network):
         program = _program(network, signature)
         _check_opset(network, signature, program, opset)
-        for node in translations.without_form(program.graph):
+        for node, reason in translations.without_form(program.graph):
             operator, place = _origin(network, signature, node)
-            raise StageError(f"{_FAILED}: the positions that {operator} returns have no ONNX form{place}. {_REMEDY}")
+            raise StageError(f"{_FAILED}: {reason.format(operator)}{place}. {_REMEDY}")
         write_translatable(program)
         use_layer_norms(program)
         decompose(program)

@@ -15,6 +15,7 @@ from torch.fx import Graph, Node
 
 _LAST = np.iinfo(np.int64).max
 _MAX_POOLS = tuple(getattr(torch.ops.aten, f"adaptive_max_pool{number}d").default for number in (1, 2, 3))
+_POOLS = (*_MAX_POOLS, *(getattr(torch.ops.aten, f"adaptive_avg_pool{number}d").default for number in (1, 2, 3)))
 
 
 def translations() -> Mapping[Callable[..., Any], Callable[..., Any]]:
@@ -32,11 +33,21 @@ def translations() -> Mapping[Callable[..., Any], Callable[..., Any]]:
     }
 
 
-def without_form(graph: Graph) -> Iterator[Node]:
-    """Yield the operators that have a form, but one without results that the network reads: positions of maxima."""
+def without_form(graph: Graph) -> Iterator[tuple[Node, str]]:
+    """Yield the operators that have a form, but not as they are called, and what has none.
+
+    Positions of maxima, and windows whose sizes depend on that of an axis that may have any.
+    """
     for node in graph.nodes:
         if node.target in _MAX_POOLS and any(result.args[1] == 1 and result.users for result in node.users):
-            yield node
+            yield node, "the positions that {} returns have no ONNX form"
+        if node.target in _POOLS and _pools_any_size(*node.args):
+            yield node, "{} of an axis of any size has no ONNX form but for one output"
+
+
+def _pools_any_size(source: Any, sizes: Any) -> bool:
+    pooled = source.meta["val"].shape[-len(sizes) :]
+    return any(isinstance(size, torch.SymInt) and number != 1 for size, number in zip(pooled, sizes, strict=True))
 
 
 def _unfold(

@@ -47,8 +47,13 @@ def is_without_effect(node: Node) -> bool:
 
 
 def out_of_place(target: Any) -> Any:
-    """Return `relu` of `relu_`, where it changes its first argument alone, and there is such a function of the same."""
+    """Return `relu` of `relu_`, where it changes its first argument alone, and there is such a function of the same.
+
+    None of `transpose_` and others that change no values, but what a tensor is a view of.
+    """
     first, *others = target._schema.arguments
+    if torch.Tag.inplace_view in target.tags:
+        return None
     namespace, _, name = target._schema.name.partition("::")
     packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_"), None)
     if not name.endswith("_") or packet is None or any(of.alias_info for of in others) or not first.is_write:

@@ -9,7 +9,7 @@ from ptpipe_torch.model.signature import BATCH
 ON_VALUES = "it depends on the values of a tensor"
 _MAX_LENGTH = 300
 _CONSTANT_AXIS = re.compile(r"You marked (\w+) as dynamic but your code specialized it to be a constant")
-_AXIS_DECIDES = re.compile(r"Constraints violated \((\w+)")
+_AXIS_DECIDES = re.compile(r"Constraints violated \((\w+)|Cannot create Dim with inconsistent")
 _VALUES_DECIDE = re.compile(r"data-dependent expression|Dynamic control flow is not supported")
 _CHANGED_PARAMETER = re.compile(
     r"fake tensor in the exported program constant's list.*?model attribute: ([\w.]*\w)", re.DOTALL
@@ -46,7 +46,8 @@ def export_failure(error: BaseException, *, remedy: str = "", place: str = "") -
         return f"it makes a constant of the size of the axis {constant[1]}, as int({size}) {others}: {advice}"
     axis = _AXIS_DECIDES.search(str(error))
     if axis is not None:
-        return f"which operators it runs depends on the size of the axis {axis[1]}: take the same ones for all sizes"
+        where = f"the axis {axis[1]}" if axis[1] else "an axis"
+        return f"which operators it runs depends on the size of {where}: take the same ones for all sizes"
     if depends_on_values(error):
         return f"a branch, a loop or a size depends on values of tensors{place}. {_FIXED_FORMS}"
     changed = _CHANGED_PARAMETER.search(str(error))

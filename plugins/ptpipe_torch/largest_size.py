@@ -21,20 +21,11 @@ MAX_TRIED = 4096
 def is_largest_size(network: nn.Module, inputs: Sequence[TensorSpec], size: int) -> bool:
     """Return whether a network takes this size of the axes of its inputs that have no fixed one, and none above it.
 
-    It is run on one sample, and left as it was. False where such axes have several sizes.
+    It is run on one sample, and left as it was. False where such axes have several sizes, or multiples.
     """
-    return (
-        has_one_open_size(inputs)
-        and size < MAX_TRIED
-        and takes(network, inputs, size)
-        and not takes(network, inputs, size + 1)
-    )
-
-
-def has_one_open_size(inputs: Sequence[TensorSpec]) -> bool:
-    """Return whether all axes of inputs that have no fixed size have the same, which may be any number."""
     symbols = {symbol for spec in inputs for symbol in spec.symbols}
-    return len(symbols) == 1 and symbols == {*names_of(symbols)}
+    has_one_size = len(symbols) == 1 and symbols == {*names_of(symbols)}
+    return has_one_size and size < MAX_TRIED and takes(network, inputs, size) and not takes(network, inputs, size + 1)
 
 
 def takes(network: nn.Module, inputs: Sequence[TensorSpec], size: int, *, batch_size: int = 1) -> bool:

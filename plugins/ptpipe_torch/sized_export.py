@@ -21,7 +21,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
 from ptpipe_torch.errors import depends_on_size
-from ptpipe_torch.largest_size import MAX_TRIED, has_one_open_size, is_largest_size, takes
+from ptpipe_torch.largest_size import MAX_TRIED, is_largest_size, takes
 from ptpipe_torch.model.axis_sizes import names_of, numbers_of, parsed, sized
 from ptpipe_torch.model.example_inputs import computes_the_same, zeros
 from ptpipe_torch.model.signature import BATCH, TensorSpec
@@ -31,12 +31,14 @@ _NUMBER = re.compile(r"\b\d+\b")
 _SMALLEST = re.compile(r"(\w+) = Dim\('\w+', min=(\d+)")
 """What torch.export suggests where a network takes no smaller sizes."""
 _BATCH_SIZE = 2  # 1 would be specialized to a constant
-_MAX_COMPARED = 8
-"""Sizes at which a program is compared with its network, for each assumption."""
+_NUM_SMALLEST, _MAX_COMPARED = 4, 8
+"""Sizes at which a program is compared with its network, for each assumption: the smallest ones, and of all others."""
+_MAX_NUMBER = 1024
+"""Of those, where an assumption is false for smaller ones, too: larger ones take long."""
 _BATCH_SIZES = (1, 2, 3)
 """For which what was assumed must hold, too."""
 _MAX_OF_TWO = 64
-"""What is tried for each of two axes, where what was assumed is about both."""
+"""What is tried for each of two axes or more, where what was assumed is about all of them."""
 _FUNCTIONS = {
     "FloorDiv": operator.floordiv,
     "CleanDiv": operator.floordiv,
@@ -69,8 +71,8 @@ def export_sized(network: nn.Module, inputs: Sequence[TensorSpec]) -> ExportedPr
         smallest = {name: int(size) for name, size in _SMALLEST.findall(str(error))}
         numbers = sorted({int(number) for number in _NUMBER.findall(str(error))})
         largest = next((number for number in numbers if is_largest_size(network, inputs, number)), None)
-        shapes = _dynamic_shapes(inputs, smallest, largest)
         try:
+            shapes = _dynamic_shapes(inputs, smallest, largest)
             asserting = export_program(network, examples, shapes, asserts_assumptions=True)
         except Exception:  # noqa: BLE001  # the first error is the one that tells
             raise error from None
@@ -100,8 +102,8 @@ def _holds_for_all(
 ) -> bool:
     """Return whether a program computes what its network does at sizes for which it assumes what is false.
 
-    Of many such sizes of pictures, a few are tried: an assumption that is false for all odd heights, or where height
-    is width, is of one branch. A sequence may have a few, all of which are tried.
+    Of many such sizes a few are tried: an assumption that is false for all odd ones, or where two are equal, is of one
+    branch.
     """
     graph: Any = program.module(check_guards=False).graph
     for node in graph.find_nodes(op="call_function", target=_ASSERTION):
@@ -114,10 +116,7 @@ def _holds_for_all(
     for name, size in smallest.items():
         tried += _some([{name: number} for number in range(1, size)])
     for assumption in _assumptions(program, inputs):
-        false = list(assumption.false_numbers(largest))
-        if len(false) > _MAX_COMPARED and has_one_open_size(inputs):
-            return False
-        tried += _some(false)
+        tried += _some(list(assumption.false_numbers(largest)))
     compared = dict.fromkeys(tuple({**usual, **numbers}[name] for name in names) for numbers in tried)
     return all(
         not takes(network, fixed, 0) or computes_the_same(module, network, fixed)
@@ -126,7 +125,12 @@ def _holds_for_all(
 
 
 def _some(numbers: Sequence[Mapping[str, int]]) -> Sequence[Mapping[str, int]]:
-    return numbers[:: -(-len(numbers) // _MAX_COMPARED) or 1]
+    """Return the first few, and as many of all others, in no step with what comes again every 2, 3, 4, 5, 6, ..."""
+    few = [each for each in numbers if max(each.values(), default=0) <= _MAX_NUMBER] or numbers
+    step = max(1, len(few) // _MAX_COMPARED)
+    while math.gcd(step, 30) > 1:
+        step += 1
+    return [*few[:_NUM_SMALLEST], *few[_NUM_SMALLEST::step]]
 
 
 def _of_sizes(inputs: Sequence[TensorSpec], numbers: Mapping[str, int]) -> list[TensorSpec]:

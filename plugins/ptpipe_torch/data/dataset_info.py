@@ -55,7 +55,8 @@ class DatasetInfo:
         self.check_inputs(name, signature, retrained=retrained)
         needed = self.signature
         if needed.outputs:
-            _check_specs(f"{name} returns", signature.outputs, self.name, needed.outputs)
+            returned = signature.with_sizes_of(needed.inputs).outputs
+            _check_specs(f"{name} returns", returned, self.name, needed.outputs)
         for spec in needed.outputs:
             found_words, words = (of.meanings.get(spec.name, ()) for of in (signature, needed))
             is_other = found_words and words and found_words != words

@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 
 from ptpipe import StageError
-from ptpipe_torch.model.axis_sizes import names_of, parsed, sized
+from ptpipe_torch.model.axis_sizes import parsed, sized
 from ptpipe_torch.model.outputs import tensors_of
 from ptpipe_torch.model.signature import BATCH, TensorSpec
 
@@ -23,7 +23,6 @@ _PROBE_SIZES = (11, _SYMBOL_SIZE)
 """Of the axes of `probe_inputs` that may have any size: one at which no network was traced, where it takes that."""
 NUM_PROBES = 4
 """Samples of `probe_inputs`."""
-_SCALE_OF_SEVERAL = 8
 _VOCABULARIES = (256, 16, 2, 1)
 _INTEGERS = (torch.int64, torch.int32)
 _LARGE = 8.0
@@ -133,18 +132,20 @@ def example_shapes(specs: Sequence[TensorSpec], batch_size: int, symbol_size: in
     """Return the shapes of `zeros`.
 
     Axes of other names have other sizes, which differ by another number for another `symbol_size`: a network that is
-    traced at two of these is not taken for one of squares. Where an input has several such axes, they are
-    `_SCALE_OF_SEVERAL` times as long: more than one place of each is left where a network halves them five times.
+    traced at two of these is not taken for one of squares. Those of an input of four axes and more are longer, so that
+    more than one place of each is left where a network halves them five times, and odd: halved and doubled, they differ
+    from what they were, as they may for any size.
     """
     factors, scales = dict[str, int](), dict[str, int]()
     for spec in specs:
-        has_several = len(names_of(spec.symbols)) > 1
+        scale = 1 if len(spec.shape) < 4 else 8 if len(spec.symbols) < 3 else 3
         for factor, name in map(parsed, spec.symbols):
-            factors[name] = max(factor, factors.get(name, 1))
-            scales[name] = _SCALE_OF_SEVERAL if has_several else scales.get(name, 1)
+            factors[name], scales[name] = max(factor, factors.get(name, 1)), max(scale, scales.get(name, 1))
     step = 1 + symbol_size % 2
     numbers = {
-        name: max(round(scales[name] * symbol_size / factor), round(symbol_size / 4)) + step * index
+        name: max(round(scales[name] * symbol_size / factor), round(symbol_size / 4))
+        + step * index
+        + (scales[name] > 1)
         for index, (name, factor) in enumerate(factors.items())
     }
     shapes = [cast("tuple[int, ...]", sized(spec.shape, {**numbers, BATCH: batch_size})) for spec in specs]

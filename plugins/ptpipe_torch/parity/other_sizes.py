@@ -15,8 +15,15 @@ from ptpipe_torch.model.signature import TensorSpec
 from ptpipe_torch.parity.comparison import Arrays, ComparedSamples, Exported, parities_of
 
 _NUM_SAMPLES = 8
+
+
+def _of_other_parity(number: int, other: int) -> int:
+    """Return the number, or the one behind it: pictures that are halved differ in what is left."""
+    return number + (number - other + 1) % 2
+
+
 _OTHER_SIZES: Sequence[Callable[[Sequence[int]], Sequence[int]]] = (
-    lambda numbers: [number * 2 // 3 + 1 + index for index, number in enumerate(numbers)],
+    lambda numbers: [_of_other_parity(number * 2 // 3 + 1 + index, number) for index, number in enumerate(numbers)],
     lambda numbers: [max(numbers) * 3 // 2] * len(numbers),
 )
 """Of what the names of symbols stand for, by what they do in the data set: a smaller picture, and a larger square."""

@@ -311,6 +311,17 @@ def test_constants_are_evaluated() -> None:
     assert {node.op_type for node in graph} == {"Conv", "Reshape", "Slice", "Unsqueeze", "Add", "Softmax"}
 
 
+def of_transposed(x: torch.Tensor) -> torch.Tensor:
+    mask = torch.zeros_like(x[0, 0].new_ones(2, 3).t())  # whose memory is that of its transpose, as the source's
+    mask[0] = 2
+    mask.reshape(-1)[3] = 5
+    return x[:, :, :3, :2] * mask
+
+
+def test_constants_like_others_have_their_strides(run_onnx: Callable[..., np.ndarray]) -> None:
+    check(Network(of_transposed), run_onnx)
+
+
 def large_mask(x: torch.Tensor) -> torch.Tensor:
     mask = x.new_zeros((6 * 210, 210))  # over 1 MiB
     mask[7] = 1
@@ -327,7 +338,15 @@ def branching(x: torch.Tensor) -> torch.Tensor:
     return torch.cond(x.sum() > 0, lambda a: a.clone(), lambda a: a * 2, (x,)) * 3
 
 
-@pytest.mark.parametrize("function", [rounded, branching])
+def turned_in_place(x: torch.Tensor) -> torch.Tensor:
+    rows = x.view(-1, 4, 36)
+    x.transpose_(2, 3)
+    rows.mul_(2)
+    columns = x[:, :, :1].squeeze_(2).unsqueeze_(2)
+    return columns * rows.swapaxes_(1, 2).flatten(1)[:, None, None, :6] + x.flatten(2)[:, :, None, :6]
+
+
+@pytest.mark.parametrize("function", [rounded, branching, turned_in_place])
 def test_what_must_be_traced_again(
     monkeypatch: pytest.MonkeyPatch, run_onnx: Callable[..., np.ndarray], function: Callable[..., Any]
 ) -> None:

@@ -191,6 +191,60 @@ def test_resizing_has_no_meaning_there(data: Data, make: Make, tmp_path: Path) -
         export_onnx(config, Context("net", "export.onnx", 7, tmp_path), make("doubling"), data)
 
 
+class Padding(nn.Module):
+    """Pads by a difference that is 0 or -1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.up, self.head = nn.Conv2d(3, 8, 3, 2, 1), nn.ConvTranspose2d(8, 8, 2, 2), nn.Conv2d(11, 3, 1)
+
+    def forward(self, images_NCHW: torch.Tensor) -> torch.Tensor:
+        up = self.up(torch.relu(self.down(images_NCHW)))
+        more = images_NCHW.shape[3] - up.shape[3]
+        return self.head(torch.cat([F.pad(up, (more // 2, more - more // 2)), images_NCHW], 1))
+
+
+class Pyramid(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 3, 3, padding=1)
+
+    def forward(self, images_NCHW: torch.Tensor) -> torch.Tensor:
+        x = self.conv(images_NCHW)
+        return x + F.interpolate(F.adaptive_avg_pool2d(x, 2), size=x.shape[2:])
+
+
+@builder
+def small_network(name: str) -> nn.Module:
+    return {"padding": Padding, "pyramid": Pyramid}[name]()
+
+
+def with_any_width(name: str, data: Data, ctx: Context) -> Model:
+    with seeded(0):
+        model = Model.from_module(
+            Recipe(FunctionRef.to(small_network, name=name), data.info.signature), small_network(name)
+        )
+    return dynamic_shapes(DynamicShapesConfig(inputs={"images": [3, 32, "width"]}), ctx, model)
+
+
+def test_sizes_below_zero_are_rounded_as_python_does(data: Data, tmp_path: Path) -> None:
+    ctx = Context("net", "export.onnx", 7, tmp_path)
+    model = with_any_width("padding", data, ctx)
+    file = export_onnx(ExportConfig(num_samples=8), ctx, model, data)
+    with file.predictor(1) as predict, model.predictor(1) as expect:
+        for width in (40, 33, 31, 101):
+            inputs = {"images": np.random.default_rng(0).normal(size=(2, 3, 32, width)).astype(np.float32)}
+            np.testing.assert_allclose(predict(inputs)["logits"], expect(inputs)["logits"], atol=1e-5)
+
+
+def test_what_has_no_form_of_any_size_is_named(data: Data, tmp_path: Path) -> None:
+    ctx = Context("net", "export.onnx", 7, tmp_path)
+    with pytest.raises(
+        StageError, match=r"aten.adaptive_avg_pool2d of an axis of any size has no ONNX form but for one"
+    ):
+        export_onnx(ExportConfig(num_samples=8), ctx, with_any_width("pyramid", data, ctx), data)
+
+
 @builder
 def one_layer() -> nn.Module:
     return nn.Conv2d(3, 3, 1)
@@ -217,5 +271,5 @@ def test_a_file_that_is_wrong_for_other_sizes_alone_is_found(data: Data, tmp_pat
     )
     onnx.save(content, file.path)
     exported, samples = Exported(file, "ONNX file"), ComparedSamples(data, "test", 8, 7)
-    with pytest.raises(StageError, match=r"^for samples of another size, images \(3, 22, 34\): ONNX file and torch"):
+    with pytest.raises(StageError, match=r"^for samples of another size, images \(3, 23, 35\): ONNX file and torch"):
         check_other_sizes(ctx, exported, model, samples)

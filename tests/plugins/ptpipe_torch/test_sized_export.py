@@ -137,6 +137,25 @@ def test_pictures_of_any_height_and_width(factor: str) -> None:
             torch.testing.assert_close(computing(images_NCHW), network(images_NCHW))
 
 
+def cropped(x: torch.Tensor) -> torch.Tensor:
+    halves = nn.functional.avg_pool2d(x, 2, ceil_mode=True)
+    return torch.cat([halves.repeat_interleave(2, 3)[..., : x.shape[3]].repeat_interleave(2, 2), x], 1)
+
+
+@pytest.mark.parametrize("network", [Skipping(), Applied(cropped)])
+def test_one_axis_of_any_size(network: nn.Module) -> None:
+    """Branches and sizes that are other ones for half of all widths."""
+    spec = TensorSpec("images", "float32", (BATCH, 2, 8, "width"))
+    computing = export_sized(network.eval(), (spec,)).module(check_guards=False)
+    for assertion in computing.graph.find_nodes(op="call_function", target=torch.ops.aten._assert_scalar.default):
+        computing.graph.erase_node(assertion)
+    computing.recompile()
+    for width in (4, 7, 64, 101):
+        images_NCHW = torch.randn(3, 2, 8, width)
+        with torch.no_grad():
+            torch.testing.assert_close(computing(images_NCHW), network(images_NCHW))
+
+
 def test_smaller_pictures_than_a_network_takes_are_none_of_the_programs() -> None:
     network = nn.Sequential(nn.ReflectionPad2d(3), nn.Conv2d(2, 2, 3)).eval()
     program = export_sized(network, PICTURES)
@@ -151,6 +170,11 @@ def of_even_heights(x: torch.Tensor) -> torch.Tensor:
     return x * 1 if x.shape[2] % 2 == 0 else x + 1
 
 
+def of_third_residues(x: torch.Tensor) -> torch.Tensor:
+    """What is assumed is false for three of four heights, of which one makes no difference."""
+    return x * (x.shape[2] % 4) if x.shape[2] % 4 else x * 1
+
+
 def of_squares(x: torch.Tensor) -> torch.Tensor:
     return x + 1 if x.shape[2] == x.shape[3] else x * 1
 
@@ -159,7 +183,7 @@ def of_small_ones(x: torch.Tensor) -> torch.Tensor:
     return x + 1 if x.shape[3] > 1000 else x * 1
 
 
-@pytest.mark.parametrize("function", [of_even_heights, of_squares, of_small_ones])
+@pytest.mark.parametrize("function", [of_even_heights, of_third_residues, of_squares, of_small_ones])
 def test_a_branch_on_a_pictures_size_that_makes_a_difference_is_refused(
     function: Callable[[torch.Tensor], torch.Tensor],
 ) -> None:

@@ -27,6 +27,17 @@ def test_axes_of_pictures_have_sizes_of_their_own() -> None:
     assert len({-(-height // 32) for height, _ in shapes[:2]}) == 2, "recorded as constants after five halvings"
 
 
+@pytest.mark.parametrize("shape", [(3, 32, "width"), (3, "side", "side"), (1, "depth", "height", "width")])
+def test_inputs_of_many_axes_have_long_ones(shape: tuple[int | str, ...]) -> None:
+    spec = TensorSpec("images", "float32", (BATCH, *shape))
+    first, second = (zeros((spec,), 2, size)[0].shape for size in (16, 9))
+    for axis, size in enumerate(spec.shape):
+        if axis and isinstance(size, str):
+            assert -(-first[axis] // 32) != -(-second[axis] // 32)
+    assert first[spec.shape.index(spec.symbols[0])] % 2 == 1
+    assert first.numel() <= 2 * 3 * 224**2
+
+
 @pytest.mark.parametrize("factor", [2, 4, 8, 32, 64])
 def test_multiples_are_multiples_at_each_size(factor: int) -> None:
     picture = TensorSpec("images", "float32", (BATCH, 1, f"{factor}*height", f"{factor}*width"))
