@@ -64,11 +64,11 @@ def export(network: nn.Module, signature: Signature, opset: int) -> ir.Model:
         for node, reason in translations.without_form(program.graph):
             operator, place = _origin(network, signature, node)
             raise StageError(f"{_FAILED}: {reason.format(operator)}{place}. {_REMEDY}")
-        write_translatable(program)
-        use_layer_norms(program)
-        decompose(program)
         names = exported_names(program, signature.outputs)
         try:
+            write_translatable(program)
+            use_layer_norms(program)
+            decompose(program)
             with _reused_registry(), _passes_where_needed():
                 result = torch.onnx.export(
                     program,
@@ -80,7 +80,7 @@ def export(network: nn.Module, signature: Signature, opset: int) -> ir.Model:
                     output_names=names,
                     custom_translation_table={**recurrent.translations(), **translations.translations()},
                 )
-        except Exception as error:  # the exporter lets any exception of its steps through
+        except Exception as error:  # of any step
             raise _untranslated(network, signature, error) from error
     assert result is not None
     assert isinstance(result.model, ir.Model)
