@@ -1,4 +1,8 @@
-"""Processes forked from one that has imported torch, which would take each of them seconds."""
+"""Processes forked from one that has imported torch, which would take each of them seconds.
+
+Their strings have the hashes of that process (PYTHONHASHSEED), so the order of sets is the same in all of them: whether
+another process comes to the same keys and bits is tested with real ones. Warnings that imports give are not theirs.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,15 @@ import signal
 import subprocess
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from importlib import import_module
 from multiprocessing.forkserver import _forkserver
 from pathlib import Path
+from typing import Self
+
+import numpy as np
 
 from .forked_servers import ServerFork
 
@@ -28,7 +37,10 @@ def fork_server() -> Iterator[None]:
 
 
 class Fork:
-    """A call in a forked process and a session of its own, with what tests use of `subprocess.Popen`."""
+    """A call in a forked process and a session of its own, with what tests use of `subprocess.Popen`.
+
+    After a `with` it has ended, and its session with it if it ran until then.
+    """
 
     def __init__(
         self,
@@ -44,6 +56,17 @@ class Fork:
         self._process.start()
         assert self._process.pid
         self.pid = self._process.pid
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.returncode is None:
+            with suppress(ProcessLookupError):  # it has no session yet
+                os.killpg(self.pid, signal.SIGKILL)
+            self._process.kill()
+            self._process.join()
+        self._folder.cleanup()
 
     @property
     def returncode(self) -> int | None:
@@ -76,10 +99,24 @@ def _call(
     multiprocessing.set_start_method(None, force=True)  # the platform's, as in any other process
     os.environ.clear()
     os.environ.update(environment)
+    _use_warning_options(environment.get("PYTHONWARNINGS", ""))
+    np.random.seed()  # as in any other process, not as in the next fork; Python's own generator does it itself
     tempfile.tempdir = None  # is looked up in this environment
     for number, file in enumerate(files, start=1):
         os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT, 0o600), number)
     function(*arguments)
+
+
+def _use_warning_options(value: str) -> None:
+    """Do as an interpreter with this PYTHONWARNINGS: libraries put their filters in front of it afterwards."""
+    at_start = import_module(f"{__package__}.preloaded").FILTERS_AT_START
+    of_libraries = [each for each in warnings.filters if each not in at_start]
+    warnings.resetwarnings()
+    warnings.filters += at_start  # type: ignore[operator]
+    sys.warnoptions[:] = [option for option in value.split(",") if option]
+    for option in sys.warnoptions:
+        warnings._setoption(option)  # type: ignore[attr-defined]
+    warnings.filters[:0] = of_libraries  # type: ignore[index]
 
 
 def run_ptpipe(*arguments: str) -> None:
@@ -91,7 +128,7 @@ def run_ptpipe(*arguments: str) -> None:
 
 
 def _run_measuring(*arguments: str) -> None:
-    """Be the command line, and fork what measures latencies: see `forked_servers.py`."""
+    """Be the command line, and fork what measures latencies, in NUM_ROUNDS = 8 rounds: see `forked_servers.py`."""
     from ptpipe_eval.latency import session
 
     session._server = ServerFork.forked().server  # type: ignore[assignment]
@@ -102,11 +139,7 @@ def run_forked(
     folder: Path, *arguments: str | Path, timeout_s: float = 500, environment: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run a command of `ptpipe` in this folder, whose latencies forked processes measure."""
-    process = Fork(_run_measuring, *map(str, arguments), environment=environment, folder=folder)
-    try:
+    with Fork(_run_measuring, *map(str, arguments), environment=environment, folder=folder) as process:
         out, err = process.communicate(timeout_s)
-    except BaseException:
-        os.killpg(process.pid, signal.SIGKILL)
-        raise
     assert process.returncode is not None
     return subprocess.CompletedProcess(arguments, process.returncode, out, err)

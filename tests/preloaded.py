@@ -4,6 +4,7 @@ Nothing may have computed anything: threads, those of OpenMP among them, don't s
 """
 
 import gc
+import warnings
 from importlib import import_module
 
 from ptpipe.plan.vocabulary import BUILT_IN
@@ -16,6 +17,9 @@ _USED = (
     *("ptpipe_eval.latency.server", "ptpipe_report.html.report", "ptpipe_report.screen"),
     *("jinja2", "ruamel.yaml", "scipy.special", "sympy.tensor.tensor"),
 )
+
+FILTERS_AT_START = [*warnings.filters]
+"""Those of the interpreter, before libraries add theirs."""
 
 for name in (*BUILT_IN, *_USED):
     import_module(name)

@@ -222,8 +222,8 @@ def test_it_is_named_and_nothing_is_left(tmp_path: Path, case: Case) -> None:
     (work / "bad.yaml").write_text("\n".join(lines), encoding="utf-8")
     before = files_in(work)
     arguments = (case.missing, "run", "bad.yaml", "--artifacts", str(artifacts))
-    process = Fork(run_without, *arguments, environment=environment(TMPDIR=str(temporary)), folder=work)
-    out, err = process.communicate(120)
+    with Fork(run_without, *arguments, environment=environment(TMPDIR=str(temporary)), folder=work) as process:
+        out, err = process.communicate(120)
     assert process.returncode == case.code and "Traceback" not in out + err, err
     message = re.compile(rf"\b{case.fails}: .*{case.message}")
     assert message.search(err), err

@@ -84,9 +84,9 @@ def test_a_comm_that_cannot_work(forked_cli, temporary):
 
 
 def test_a_worker_that_is_killed(fork_server, temporary):
-    process = start(temporary)
-    os.kill(wait_for_two(process, temporary)[1], signal.SIGKILL)
-    out, err = process.communicate(timeout=60)
+    with start(temporary) as process:
+        os.kill(wait_for_two(process, temporary)[1], signal.SIGKILL)
+        out, err = process.communicate(timeout=60)
     assert process.returncode == 1
     line = next(line for line in out.splitlines() if line.startswith(f"fail  {TEAM}"))
     assert "was killed by SIGKILL" in line

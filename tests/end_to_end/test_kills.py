@@ -55,10 +55,10 @@ def start(arguments: list[str]) -> subprocess.Popen[str]:
 class Running:
     """`ptpipe run` in a process of its own."""
 
-    def __init__(self, manifest: Path, artifacts: Path) -> None:
+    def __init__(self, manifest: Path, artifacts: Path, *, forked: bool = not THOROUGH) -> None:
         self.artifacts = artifacts
         arguments = ["run", str(manifest), "--artifacts", str(artifacts), "--json"]
-        self.process = start(arguments) if THOROUGH else Fork(run_ptpipe, *arguments)
+        self.process = Fork(run_ptpipe, *arguments) if forked else start(arguments)
         self.main = psutil.Process(self.process.pid)
 
     def others(self, is_worker: bool) -> list[psutil.Process]:
@@ -157,8 +157,11 @@ def wait_for(condition: Callable[[], bool], timeout_s: float) -> bool:
 def test_whatever_is_killed_the_outcome_is_the_same(tmp_path: Path, mode: str) -> None:
     manifest = tmp_path / "kills.yaml"
     manifest.write_text(MANIFEST.format(parallel=MODES[mode]), encoding="utf-8")
+    run = Running(manifest, tmp_path / "undisturbed", forked=False)  # all forks have the same hashes of strings
+    if not THOROUGH:  # forks have imported everything
+        wait_for(lambda: run.num_commits() > 0, 60)
     begin = time.perf_counter()
-    undisturbed = Running(manifest, tmp_path / "undisturbed").outputs()
+    undisturbed = run.outputs()
     whole_s = time.perf_counter() - begin
     chance, tried = random.Random(f"{mode} {NUM_SIGNALS}"), []
     actions = [action for action in ACTIONS if mode == "ddp" or action is not kill_worker]

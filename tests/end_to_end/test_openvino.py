@@ -8,6 +8,7 @@ import pytest
 
 from ptpipe import ExitCode
 
+from ..conftest import CommandLine
 from .conftest import ForkedCommandLine
 
 pytest.importorskip("openvino", reason="OpenVINO is not installed: pip install 'ptpipe[openvino]'")
@@ -70,7 +71,7 @@ def test_the_comparison_and_the_evaluation_measure_it(stages) -> None:
 def test_a_gate_judges_it_from_the_stored_comparison(cli: ForkedCommandLine, stages) -> None:
     """The same comparison, and a limit that the model exceeds."""
     limit = ("-s", "size.max_ratio=0.01")
-    ended = cli("run", "vino.yaml", "--artifacts", "artifacts", "--json", *limit)
+    ended = CommandLine(cli.folder)("run", "vino.yaml", "--artifacts", "artifacts", "--json", *limit)  # no fork
     assert ended.code == ExitCode.REFUSED, ended.err
     outcomes = {stage["stage_id"]: stage["outcome"] for stage in ended.json["stages"]}
     assert outcomes.pop("size") == "refused" and set(outcomes.values()) == {"cached"}

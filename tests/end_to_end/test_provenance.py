@@ -37,10 +37,11 @@ def halve(config: StageConfig, ctx: Context, model: Model) -> Model:
 """
 
 
-def test_from_run_to_reproduction(forked_cli, tmp_path):
+def test_from_run_to_reproduction(run_cli, forked_cli, tmp_path):
+    """Of the run and its reproduction, each has an interpreter of its own: forks would share their strings' hashes."""
     (tmp_path / "m.yaml").write_text(MANIFEST)
     (tmp_path / "halve.py").write_text(PLUGIN)
-    ran = forked_cli("run", "m.yaml")
+    ran = run_cli("run", "m.yaml", timeout_s=240)
     assert ran.code == 0, ran.err
     assert forked_cli("get", "last", "onnx", "ship").out.splitlines()[1] == "wrote ship/model.onnx.intoto.json"
     file = tmp_path / "ship" / "model.onnx"
@@ -56,5 +57,6 @@ def test_from_run_to_reproduction(forked_cli, tmp_path):
     elsewhere = tmp_path / "elsewhere"
     shutil.move(tmp_path / "ship", elsewhere)
     shutil.copy(tmp_path / "halve.py", elsewhere)
-    again = forked_cli("reproduce", "elsewhere/model.onnx", "--folder", "elsewhere", "--artifacts", "none")
+    options = ("--folder", "elsewhere", "--artifacts", "none")
+    again = run_cli("reproduce", "elsewhere/model.onnx", *options, timeout_s=240)
     assert (again.code, again.out.count("bit-equal")) == (0, 5), again.out

@@ -154,7 +154,8 @@ def print_name(file: Path) -> None:
 def test_torchvision_is_found_as_ptpipe_finds_it(tmp_path: Path) -> None:
     """In a process without it: with a CPU build of torch, the file's own import would fail."""
     (tmp_path / "mine.py").write_text("from torchvision import transforms\ndef name(): return transforms.__name__\n")
-    out, err = Fork(print_name, tmp_path / "mine.py").communicate(timeout=120)
+    with Fork(print_name, tmp_path / "mine.py") as fork:
+        out, err = fork.communicate(timeout=120)
     assert out == "torchvision.transforms\n", err
 
 
@@ -167,7 +168,8 @@ def test_torchvision_is_found_by_libraries_that_the_file_imports(tmp_path: Path)
         f"import sys\nsys.path.append({str(library)!r})\nimport networks\ndef name(): return networks.models.__name__\n"
     )
     (tmp_path / "mine.py").write_text(text)
-    out, err = Fork(print_name, tmp_path / "mine.py").communicate(timeout=120)
+    with Fork(print_name, tmp_path / "mine.py") as fork:
+        out, err = fork.communicate(timeout=120)
     assert out == "torchvision.models\n", err
 
 

@@ -25,8 +25,8 @@ def left_behind():
 
 
 def run_python(code: str, first_on_path: Path | None = None) -> str:
-    fork = Fork(execute, dedent(REPORT) + dedent(code), str(first_on_path or ""))
-    out, err = fork.communicate(timeout=120)
+    with Fork(execute, dedent(REPORT) + dedent(code), str(first_on_path or "")) as fork:
+        out, err = fork.communicate(timeout=120)
     assert fork.returncode == 0, err
     return out.strip()
 
