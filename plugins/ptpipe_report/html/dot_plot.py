@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from ptpipe.sections import Dot, DotPlot
 from ptpipe_report.html.plot import NUM_COLORS, RIGHT_PX, WIDTH_PX, draw_legend
-from ptpipe_report.html.scale import Scale, scale
+from ptpipe_report.html.scale import Scale, horizontal_scale
 from ptpipe_report.html.svg import CHARACTER_PX, element, line, picture, shortened, shortened_names, text
 
 _ROW_PX, _BOTTOM_PX = 20.0, 40.0
@@ -25,7 +25,7 @@ def draw_dot_plot(plot: DotPlot) -> Markup:
     top, bottom = 6 + legend_px, 6 + legend_px + len(names) * _ROW_PX
     values = [value for each in plot.series for dot in each.dots[: len(names)] for value in _values(dot)]
     values += [mark.value for mark in plot.marks]
-    x_scale = scale(values, left, WIDTH_PX - RIGHT_PX)
+    x_scale = horizontal_scale(values, left, WIDTH_PX - RIGHT_PX)
     parts = [*_axis(plot, x_scale, top, bottom)]
     for row, (name, shown) in enumerate(zip(names, shortened_names(names, left - 12), strict=True)):
         y = top + (row + 0.5) * _ROW_PX

@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from ptpipe.sections import Mark, Plot, Point, Series
 from ptpipe_report.html.labels import Box, Placed, place_labels
-from ptpipe_report.html.scale import Scale, scale
+from ptpipe_report.html.scale import Scale, horizontal_scale, scale
 from ptpipe_report.html.svg import CHARACTER_PX, element, line, picture, shortened, text
 
 WIDTH_PX, HEIGHT_PX = 480.0, 300.0
@@ -31,7 +31,7 @@ def draw_plot(plot: Plot) -> Markup:
     points = [point for each in series for point in each.points]
     y_scale = scale(_reached(plot, "y", points), HEIGHT_PX - BOTTOM_PX, top_px, is_log=plot.is_log_y)
     area = Box(_left_of(y_scale), top_px, WIDTH_PX - RIGHT_PX, HEIGHT_PX - BOTTOM_PX)
-    x_scale = scale(_reached(plot, "x", points), area.left, area.right, num_ticks=6, is_log=plot.is_log_x)
+    x_scale = horizontal_scale(_reached(plot, "x", points), area.left, area.right, num_ticks=6, is_log=plot.is_log_x)
     parts = [
         *_axes(plot, x_scale, y_scale, area),
         *(_mark(mark, x_scale, y_scale, area) for mark in plot.marks),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -14,7 +15,7 @@ from ptpipe_report.html.artifacts import comparisons_of
 from ptpipe_report.html.heat_map import draw_heat_map
 from ptpipe_report.html.labels import Box, place_labels
 from ptpipe_report.html.plot import describe, draw_plot
-from ptpipe_report.html.scale import scale
+from ptpipe_report.html.scale import horizontal_scale, scale
 from ptpipe_report.html.stage_graph import draw_stage_graph
 from ptpipe_report.html.svg import CHARACTER_PX, element, shortened_names
 from ptpipe_report.html.trade_offs import trade_off_plots
@@ -40,12 +41,32 @@ def test_every_value_is_on_the_axis_and_ticks_are_round(values):
         ([-0.5, 0.5], ["\N{MINUS SIGN}0.4", "\N{MINUS SIGN}0.2", "0.0", "0.2", "0.4"]),
         ([0.998731, 0.998741], ["0.998732", "0.998734", "0.998736", "0.998738", "0.99874"]),
         ([1e8, 1e8 + 4], ["100000000", "100000001", "100000002", "100000003", "100000004"]),
-        ([0, 4e-6], ["0", "1e-06", "2e-06", "3e-06", "4e-06"]),
+        ([0, 4e-6], ["0", *(f"{number}e\N{MINUS SIGN}06" for number in (1, 2, 3, 4))]),
+        ([-4e6, 0], [*(f"\N{MINUS SIGN}{number}e+06" for number in (4, 3, 2, 1)), "0"]),
     ],
 )
 def test_ticks_are_those_that_a_person_would_choose(values, labels):
     own = scale(values, 0, 100)
     assert [own.label(tick) for tick in own.ticks] == labels
+
+
+@given(st.one_of(st.sampled_from([0.693, 2.303, 0.003, 1e16, 5e-324, 1e-310, 1e300, 1.7e308]), st.floats(0, 1.7e308)),
+       st.integers(0, 40), st.booleans())  # fmt: skip
+def test_values_that_hardly_differ_or_are_extreme_are_drawn(value, num_ulps, is_symmetric):
+    other = -value if is_symmetric else value + num_ulps * math.ulp(value)
+    own = scale([value, other], 100, 400)
+    assert all(100 <= own(each) <= 400 for each in (value, other))
+    assert 1 <= len(own.ticks) <= 14
+    assert len({own.label(tick) for tick in own.ticks}) == len(own.ticks)
+
+
+@given(st.floats(-8, 9), st.floats(-12, 0), st.booleans(), st.booleans(), st.floats(200, 412))
+def test_labels_of_a_horizontal_axis_have_room(magnitude, part, is_negative, is_log, width_px):
+    low = 10**magnitude * (-1 if is_negative and not is_log else 1)
+    own = horizontal_scale([low, low + 10 ** (magnitude + part)], 50, 50 + width_px, num_ticks=6, is_log=is_log)
+    middles, halves = [own(tick) for tick in own.ticks], [len(own.label(tick)) * CHARACTER_PX / 2 for tick in own.ticks]
+    ends = [(middle - half, middle + half) for middle, half in zip(middles, halves, strict=True)]
+    assert all(end <= begin for (_, end), (begin, _) in pairwise(ends))
 
 
 def test_a_logarithmic_axis_has_equal_steps_for_equal_factors():
