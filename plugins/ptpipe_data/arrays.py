@@ -232,7 +232,7 @@ def _target(source: Source, config: ArraysConfig | PythonDataConfig, array: npt.
             if array.shape not in ((len(array),), (len(array), 1)) or array.dtype.kind not in "biu":
                 remedy = (
                     f"{config.target}.argmax(1)` of one-hot rows"
-                    if array.ndim == 2
+                    if array.ndim == 2 and array.shape[1] > 1
                     else f"{config.target}.astype(int)`"
                 )
                 raise StageError(

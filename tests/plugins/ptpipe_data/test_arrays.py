@@ -238,6 +238,10 @@ def bytes_of_names(content: dict[str, Any]) -> None:
     content["kind"] = np.array(["a", "b"] * (NUM // 2)).astype("S")
 
 
+def float_label_column(content: dict[str, Any]) -> None:
+    content["kind"] = content["kind"].astype(np.float32)[:, np.newaxis]
+
+
 def one_hot(content: dict[str, Any]) -> None:
     content["kind"] = np.eye(3)[content["kind"] % 3]
 
@@ -284,6 +288,7 @@ def misspelt(content: dict[str, Any]) -> None:
         (objects, r"tokens holds <U1 of shape \(40, 1\), not rows of numbers"),
         (float_labels, r"kind holds float32 of shape \(40,\); a classification's target are integers"),
         (float_labels, r"names \(N,\): give `kind.astype\(int\)`$"),
+        (float_label_column, r"shape \(40, 1\); .* names \(N,\): give `kind.astype\(int\)`$"),
         (one_hot, r"kind holds float32 of shape \(40, 3\); .* give `kind.argmax\(1\)` of one-hot rows$"),
         (bytes_of_names, r"kind holds \|S1 of shape \(40,\), not rows of numbers: save names as `kind.astype\(str\)`$"),
         (samples_of_16_bits, r"sensors holds int16 of .*: save `sensors.astype\('float32'\)` where they are measured"),
