@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from threading import Lock
 from typing import Any, Self
 
 import torch
@@ -33,6 +34,8 @@ _OTHER_CLASSES = (
     "numpy.dtype",
 )
 """What scripts save beside the weights, as their options and best accuracy: read as `_Unread`, never imported."""
+_SAFE_GLOBALS = Lock()
+"""torch has one list of them for all threads."""
 _REFUSED_CLASS = re.compile(r"Unsupported global: GLOBAL (\S+)")
 
 
@@ -62,7 +65,8 @@ def read_weights(path: Path, notice: Callable[[str], None]) -> dict[str, torch.T
         notice(f"the weights are those of the entry {name!r} of {path}")
         return dict(state)
     names = " and ".join(map(repr, found))
-    reason = f"its entries {names} are: save one of them" if found else f"it contains a {type(content).__name__}"
+    what = "an object of another class" if isinstance(content, _Unread) else f"a {type(content).__name__}"
+    reason = f"its entries {names} are: save one of them" if found else f"it contains {what}"
     raise StageError(f"{path} is not a state dict; {reason}")
 
 
@@ -71,7 +75,7 @@ def _content(path: Path) -> Any:
         if path.suffix == ".safetensors":
             return load_file(path)
         stand_ins: list[Any] = [(_Unread, name) for name in _OTHER_CLASSES]
-        with warnings_silenced(), torch.serialization.safe_globals(stand_ins):  # warnings of TorchScript
+        with _SAFE_GLOBALS, warnings_silenced(), torch.serialization.safe_globals(stand_ins):  # of TorchScript
             return torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
         raise StageError(f"can't read {path}: {error.strerror or error}") from error

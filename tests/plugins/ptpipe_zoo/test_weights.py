@@ -7,6 +7,7 @@ import os
 import re
 import stat
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
@@ -210,6 +211,14 @@ def test_what_stands_for_options_is_no_tensor(tmp_path):
         weights.read_weights(tmp_path / "w.pt", print)
 
 
+def test_threads_can_read_at_once(tmp_path):
+    """torch's list of classes that may be read is the process's."""
+    torch.save({"model": {"fc.weight": torch.ones(2)}, "args": argparse.Namespace(width=12)}, tmp_path / "w.pt")
+    with ThreadPoolExecutor(3) as pool:
+        read = [*pool.map(lambda _: weights.read_weights(tmp_path / "w.pt", str), range(150))]
+    assert all(state.keys() == {"fc.weight"} for state in read)
+
+
 def test_a_class_that_is_refused_is_named(tmp_path):
     torch.save({"model": {"fc.weight": torch.ones(2)}, "loader": argparse.FileType()}, tmp_path / "w.pt")
     with pytest.raises(StageError, match=r"is not a file of plain tensors \(it holds argparse.FileType\): save"):
@@ -234,6 +243,7 @@ def test_code_in_a_weights_file_is_not_run(make, tmp_path):
         ({"epoch": 3}, "is not a state dict; it contains a dict"),
         ({}, "is not a state dict; it contains a dict"),
         (torch.zeros(3), "is not a state dict; it contains a Tensor"),
+        (argparse.Namespace(width=12), "is not a state dict; it contains an object of another class"),
     ],
 )
 def test_a_file_of_something_else_is_refused(make, tmp_path, content, message):
