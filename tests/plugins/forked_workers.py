@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 from unittest.mock import patch
 
+import numpy as np
 import torch
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -44,6 +45,7 @@ def _launch(config: LaunchConfig, _executable: str) -> Callable[..., Any]:
 def start(environment: Mapping[str, str], store_url: str, folder: str, module: str, arguments: list[str]) -> None:
     """Be one worker, in a forked process."""
     os.environ.update(environment)
+    np.random.seed()  # another one than the other ranks', as in processes of their own
     torch.set_num_threads(1)
     with patch.object(bootstrap, "exit_now", _exit):
         try:
