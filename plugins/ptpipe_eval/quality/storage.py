@@ -121,6 +121,7 @@ def _drops(
             float(fact["drop"]),
             num_samples,
             int(fact["num_differing"]),
+            int(fact.get("num_mistakes", fact["num_differing"])),  # former files have none
             float(fact["worst_effect"]),
             float(fact["acceleration"]),
             next(remaining),
@@ -130,7 +131,7 @@ def _drops(
 
 
 def _facts(drop: BootstrapDrop | None) -> dict[str, float | int] | None:
-    names = ("drop", "num_differing", "worst_effect", "acceleration")
+    names = ("drop", "num_differing", "num_mistakes", "worst_effect", "acceleration")
     return None if drop is None else {name: getattr(drop, name) for name in names}
 
 

@@ -51,8 +51,10 @@ class BootstrapDrop:
     num_samples: int
     num_differing: int
     """Samples whose contribution to the metric differs between the two models."""
+    num_mistakes: int
+    """Those that differ by what compares with `worst_effect`: all of them, where it is not known which do."""
     worst_effect: float
-    """What one sample costs at most; known where `num_differing` is below `FEW`, else 0.
+    """What one sample costs at most; known where `num_mistakes` is below `FEW`, else 0.
 
     Infinite where the samples can't show a drop: there is only one, or none of them counts, as in an F1 without
     positives.
@@ -70,17 +72,18 @@ class BootstrapDrop:
         """Return the lower and the upper one-sided limit.
 
         The bias-corrected and accelerated bootstrap: Efron, "Better bootstrap confidence intervals", Journal of the
-        American Statistical Association 82 (1987), expanded for small samples (`_expanded_z`). Where few samples
-        differ, at least as far out as if all of those that may differ elsewhere (at that confidence) had the worst
-        effect in the same direction.
+        American Statistical Association 82 (1987), expanded for small samples (`_expanded_z`). Where few samples are
+        mistaken, others may be elsewhere: at least as far out as if those that weren't seen (at that confidence) had
+        the worst effect, the upper limit also as if all of them had.
         """
         if not self.is_finite:
             return -math.inf, math.inf
         z = _expanded_z(confidence, self.num_differing)
         low, high = (self._quantile(sign * z) for sign in (-1, 1))
-        if self.num_differing < FEW:
-            num_at_most = self.num_samples * num_differing_limit(self.num_differing, self.num_samples, confidence)
-            low, high = min(low, -num_at_most * self.worst_effect), max(high, num_at_most * self.worst_effect)
+        if self.num_mistakes < FEW:
+            num_at_most = self.num_samples * num_differing_limit(self.num_mistakes, self.num_samples, confidence)
+            unseen = (num_at_most - self.num_mistakes) * self.worst_effect
+            low, high = min(low, self.drop - unseen), max(high, self.drop + unseen, num_at_most * self.worst_effect)
         return min(low, self.drop), max(high, self.drop)
 
     def p_value(self, margin: float) -> float:
@@ -101,8 +104,8 @@ class BootstrapDrop:
             return None
         spread = float(self.drops_R.std(dtype=np.float64))
         factor = (spread * (one_sided_z(confidence) + one_sided_z(_POWER)) / distance) ** 2
-        if self.num_differing < FEW:
-            worst = num_differing_limit(self.num_differing, self.num_samples, confidence) * self.worst_effect
+        if self.num_mistakes < FEW:
+            worst = num_differing_limit(self.num_mistakes, self.num_samples, confidence) * self.worst_effect
             factor = max(factor, self.num_samples * worst / distance)
         return max(1, math.ceil(self.num_samples * factor))
 
@@ -180,6 +183,7 @@ class _Pair:
             drop=float(sign * (base[0] - own[0])),
             num_samples=self.num_samples,
             num_differing=num_differing,
+            num_mistakes=num_differing,
             worst_effect=(worst_effect if num_differing < FEW else 0.0) if is_known else math.inf,
             acceleration=self._acceleration(name, sign),
             drops_R=drops_R.astype(np.float32),

@@ -23,6 +23,9 @@ from ptpipe_torch.quality.bootstrap import (
 )
 from ptpipe_torch.task.ranking import RANKING_NAMES, Ranking
 
+_NONE_SEEN = 3
+"""Mistakes that are possible where none is seen: the rule of three."""
+
 Rows = npt.NDArray[np.float32]
 
 
@@ -32,21 +35,23 @@ def ranking_drops(baseline: Rows, candidates: Sequence[Rows], seed: int) -> list
     `baseline`, `candidates`: `Task.label_scores` of the same samples. The same seed gives the same resamples.
     """
     num_samples = len(baseline)
+    has_NL = baseline[..., 1] > 0
     rankings = [Ranking(rows) for rows in (baseline, *candidates)]
     of_all = _values(rankings, [np.ones((1, num_samples))])
     resampled = _values(rankings, resample_counts(num_samples, seed))
     left_out = _values(rankings, jackknife_counts(num_samples))
     found = []
     for model, ranking in enumerate(rankings[1:], start=1):
-        num_differing_L2 = _num_differing(rankings[0], ranking, baseline[..., 1] > 0)
+        num_mistakes_L2 = _num_mistakes(rankings[0], ranking, has_NL)
         drops = {}
         for name, effect_L2 in _worst_effects(rankings[0].supports).items():
             drop, drops_R, drops_G = (of[0][name] - of[model][name] for of in (of_all, resampled, left_out))
-            num_differing, worst_effect = _unseen(num_differing_L2, effect_L2, drops_G - drop)
+            num_mistakes, worst_effect = _unseen(num_mistakes_L2, effect_L2, has_NL, drops_G - drop)
             drops[name] = BootstrapDrop(
                 drop=float(drop[0]),
                 num_samples=num_samples,
-                num_differing=num_differing,
+                num_differing=_num_effective(drops_G - drop),
+                num_mistakes=num_mistakes,
                 worst_effect=worst_effect,
                 acceleration=acceleration_of(drops_G),
                 drops_R=drops_R.astype(np.float32),
@@ -61,10 +66,15 @@ def _values(rankings: Sequence[Ranking], chunks: Iterable[Floats]) -> list[dict[
     return [{name: np.concatenate([part[name] for part in own]) for name in own[0]} for own in zip(*parts, strict=True)]
 
 
-def _num_differing(one: Ranking, other: Ranking, has_NL: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
-    """Return how many samples with and without each label have another place among those of the other kind, (L, 2)."""
-    differs_NL = one.placements() != other.placements()
-    return np.stack([(differs_NL & has_NL).sum(axis=0), (differs_NL & ~has_NL).sum(axis=0)], axis=1)
+def _num_mistakes(one: Ranking, other: Ranking, has_NL: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+    """Return how many samples with and without each label passed a quarter of those of the other kind, (L, 2).
+
+    That is half of what one does that looks like them.
+    """
+    moved_NL = np.abs(one.placements() - other.placements())  # twice the number that was passed
+    num_others_NL = np.where(has_NL, one.supports[:, 1], one.supports[:, 0])
+    is_mistake_NL = (moved_NL > 0) & (2 * moved_NL >= num_others_NL)
+    return np.stack([(is_mistake_NL & has_NL).sum(axis=0), (is_mistake_NL & ~has_NL).sum(axis=0)], axis=1)
 
 
 def _worst_effects(supports_L2: npt.NDArray[np.int64]) -> dict[str, Floats]:
@@ -82,23 +92,32 @@ def _worst_effects(supports_L2: npt.NDArray[np.int64]) -> dict[str, Floats]:
     return dict(zip(RANKING_NAMES, effects_AL2, strict=True))
 
 
-def _unseen(num_differing_L2: npt.NDArray[np.int64], effect_L2: Floats, influence_G: Floats) -> tuple[int, float]:
-    """Return `BootstrapDrop.num_differing` and `.worst_effect`. `influence_G`: of groups of samples on the drop.
+def _num_effective(influence_G: Floats) -> int:
+    """Return how many samples make up the drop: many may move by next to nothing. `influence_G`: of groups, on it."""
+    largest = np.abs(influence_G).max()
+    if not largest > 0:
+        return 0
+    squares_G = (influence_G / largest) ** 2
+    return round(float(squares_G.sum() ** 2 / (squares_G**2).sum()))
 
-    Samples with a label and those without it are two draws, and either may be too few. One that is out of place moves
-    many of the other kind, which show no more than it does, and many may be moved by next to nothing: where a handful
-    make up the drop, they are the number that differ, and the largest effect is the worst.
+
+def _unseen(
+    num_mistakes_L2: npt.NDArray[np.int64], effect_L2: Floats, has_NL: npt.NDArray[np.bool_], influence_G: Floats
+) -> tuple[int, float]:
+    """Return `BootstrapDrop.num_mistakes` and `.worst_effect`. `influence_G`: of groups of samples on the drop.
+
+    Samples with a label and those without it are two draws, and either may show too few mistakes, whatever else moves
+    by a little. Where a handful make up the drop, the largest effect may be worse than that of a mistake.
     """
     is_known_L2 = np.isfinite(effect_L2)
     if not is_known_L2.any():
         return 0, math.inf
-    largest = float(np.abs(influence_G).max())
-    is_few_L2 = is_known_L2 & ((num_differing_L2 < FEW) | (largest == 0))
-    if is_few_L2.any():
-        worst_L = np.where(is_few_L2, effect_L2, 0.0).max(axis=1)
-        return int(num_differing_L2[is_few_L2].max()), float(worst_L.sum() / is_known_L2.any(axis=1).sum())
-    squares_G = (influence_G / largest) ** 2
-    num_effective = round(float(squares_G.sum() ** 2 / (squares_G**2).sum()))
+    is_few_L2 = is_known_L2 & (num_mistakes_L2 < FEW)
+    few_L2 = np.where(is_few_L2, effect_L2, 0.0)
+    costs_L2 = few_L2 * (num_mistakes_L2 + _NONE_SEEN)
+    worst = np.where(has_NL, few_L2[:, 0], few_L2[:, 1]).sum(axis=1).max() / is_known_L2.any(axis=1).sum()
+    found = [(int(num_mistakes_L2.flat[costs_L2.argmax()]), float(worst))]
+    num_effective = _num_effective(influence_G)
     if num_effective < FEW:
-        return num_effective, largest
-    return min(num_effective, int(num_differing_L2[is_known_L2].min())), 0.0
+        found.append((num_effective, float(np.abs(influence_G).max())))
+    return max(found, key=lambda pair: (pair[0] + _NONE_SEEN) * pair[1])

@@ -276,6 +276,16 @@ class TestFile:
         with pytest.raises(IntegrityError, match=r"^not the samples of a comparison: "):
             load_samples(tmp_path, 3, 1)
 
+    def test_a_former_file_is_read_as_it_was_meant(self, three, tmp_path: Path) -> None:
+        save_samples(three, tmp_path)
+        content = json.loads((tmp_path / "samples.json").read_text())
+        for fact in filter(None, content["bootstraps"]["loss"]):
+            del fact["num_mistakes"]
+        (tmp_path / "samples.json").write_text(json.dumps(content))
+        again = load_samples(tmp_path, 3, 1).drop("loss", 0)
+        assert again.num_mistakes == again.num_differing
+        assert again.limits(0.95) == three.drop("loss", 0).limits(0.95)
+
     @pytest.mark.parametrize("text", ["", "[]", "{", "{}"])
     def test_other_files_are_refused(self, three, tmp_path: Path, text: str) -> None:
         save_samples(three, tmp_path)
