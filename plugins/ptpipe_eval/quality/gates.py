@@ -118,9 +118,7 @@ def check_drop(
     drop = comparison.drop(candidate.name, metric)
     start = _difference(comparison, candidate, metric)
     if drop is None:
-        has_facts = comparison.samples is not None
-        why = "these samples can't show one" if has_facts else "the comparison has no facts of single samples"
-        return LimitCheck(None, f"{start}; its interval is not known: {why}")
+        return LimitCheck(None, f"{start}; its interval is not known: {_why_unknown(comparison, metric)}")
     low, high = drop.limits(confidence)
     is_met = True if high < max_drop else False if low > max_drop else None
     number = _Number(metric, comparison.num_samples)
@@ -134,6 +132,14 @@ def check_drop(
         f"{_values(comparison, candidate, metric, drop)}"
     )
     return LimitCheck(is_met, text if is_met is not None else f"{text}; {_needed(drop, max_drop, confidence)}")
+
+
+def _why_unknown(comparison: Comparison, metric: Metric) -> str:
+    if comparison.samples is None:
+        return "the comparison has no facts of single samples"
+    if metric.name in comparison.samples.too_large:
+        return "too many samples for the memory that one may take"
+    return "these samples can't show one"
 
 
 def fails_undecided(config: AccuracyConfig | QualityConfig, drop: float) -> bool:

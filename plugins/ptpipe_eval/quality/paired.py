@@ -60,6 +60,8 @@ class ModelSamples:
     """Numbers of classes; None where samples have none."""
     is_complete: bool
     """Whether all sums are there."""
+    has_ranking: bool = True
+    """Whether `RANKED` is there, where the task has it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,6 +82,8 @@ class PairedSamples:
     class_names: tuple[str, ...] = ()
     scores: Mapping[str, npt.NDArray[np.float16]] = field(default_factory=dict)
     """What each sample contributes, (M, N), to each metric that is the mean of that: a loss, an absolute error."""
+    too_large: tuple[str, ...] = ()
+    """Metrics without an interval, as what it is computed from takes too much memory."""
     targets_sha256: str | None = None
     """See `quality.targets`; None: not known."""
 
@@ -130,7 +134,14 @@ def pair(task: Task, models: Sequence[ModelSamples], baseline: int, ids: Sequenc
         labels_N=first.labels_N,
         class_names=_class_names(task, first),
         scores=_scores(task, models),
+        too_large=_too_large(task, first, right.keys()),
     )
+
+
+def _too_large(task: Task, model: ModelSamples, proportions: Any) -> tuple[str, ...]:
+    lost = () if model.has_ranking else RANKING_NAMES
+    names = (metric.name for metric in task.metrics if metric.name not in proportions)
+    return tuple(name for name in names if not model.is_complete or name in lost)
 
 
 def _scores(task: Task, models: Sequence[ModelSamples]) -> dict[str, npt.NDArray[np.float16]]:
@@ -158,9 +169,10 @@ def _metric_values(task: Task, sums: Mapping[str, npt.NDArray[Any]]) -> Mapping[
 def _bootstraps(
     task: Task, models: Sequence[ModelSamples], baseline: int, proportions: Any, seed: int
 ) -> dict[str, tuple[BootstrapDrop | None, ...]]:
-    metrics = [metric for metric in task.metrics if metric.name not in proportions]
+    missing = {*proportions, *_too_large(task, models[0], proportions)}
+    metrics = [metric for metric in task.metrics if metric.name not in missing]
     others = [number for number in range(len(models)) if number != baseline]
-    if not metrics or not others or not models[0].is_complete:
+    if not metrics or not others:
         return {}
     rows = [models[number].sums for number in (baseline, *others)]
     ranked = [own[RANKED] for own in rows if RANKED in own]

@@ -17,10 +17,10 @@ from ptpipe import JSON
 from ptpipe_eval.quality.details import ModelDetails, numbers_of, tables_of
 from ptpipe_eval.quality.paired import ModelSamples
 from ptpipe_torch import Task
-from ptpipe_torch.task.ranking import rows_of_samples
+from ptpipe_torch.task.ranking import RANKED, added, rows_of_samples
 
 _MAX_BYTES = 64 << 20
-"""Of the sums of all samples, for each model; what is right or wrong is kept in any case."""
+"""Of the sums of all samples, for each model. `RANKED` is left out first; what is right or wrong is always kept."""
 
 
 class SampleRecorder:
@@ -36,15 +36,15 @@ class SampleRecorder:
         self._targets: list[npt.NDArray[Any]] = []
         self._are_classes = True
         self._is_complete = True
+        self._has_ranking = True
 
     def add(self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]) -> None:
         """Add a batch."""
         sums = rows_of_samples(self._task, outputs, targets)
-        sizes = {name: rows.nbytes * self._num_samples / len(rows) for name, rows in sums.items()}
-        if sum(size for name, size in sizes.items() if sums[name].dtype != np.bool_) > _MAX_BYTES:
-            self._is_complete = False
+        self._is_complete &= self._fits(added(sums))
+        self._has_ranking &= self._fits(sums)
         for name, rows_B in sums.items():
-            if self._is_complete or rows_B.dtype == np.bool_:
+            if self._is_kept(name, rows_B):
                 self._batches.setdefault(name, []).append(rows_B)
         kept = self._task.samples(outputs, targets)
         prediction = kept["prediction"].numpy()
@@ -61,14 +61,20 @@ class SampleRecorder:
         """Return what all batches had."""
         return ModelSamples(
             sums={
-                name: np.concatenate(parts)
-                for name, parts in self._batches.items()
-                if self._is_complete or parts[0].dtype == np.bool_
+                name: np.concatenate(parts) for name, parts in self._batches.items() if self._is_kept(name, parts[0])
             },
             predictions_N=np.concatenate(self._predictions) if self._predictions else None,
             labels_N=np.concatenate(self._labels) if self._labels else None,
             is_complete=self._is_complete,
+            has_ranking=self._has_ranking,
         )
+
+    def _fits(self, sums: Mapping[str, npt.NDArray[Any]]) -> bool:
+        sizes = [of.nbytes * self._num_samples / len(of) for of in sums.values() if of.dtype != np.bool_]
+        return sum(sizes) <= _MAX_BYTES
+
+    def _is_kept(self, name: str, rows: npt.NDArray[Any]) -> bool:
+        return (self._has_ranking if name == RANKED else self._is_complete) or rows.dtype == np.bool_
 
     def details(self, figures: Mapping[str, JSON]) -> ModelDetails:
         """Return what reports show of the samples. `figures`: the task's, of all samples."""

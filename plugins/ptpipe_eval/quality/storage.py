@@ -44,6 +44,7 @@ def save_samples(samples: PairedSamples, folder: Path) -> None:
         "ids": list(samples.ids),
         "class_names": list(samples.class_names),
         "targets_sha256": samples.targets_sha256,
+        "too_large": list(samples.too_large),
         "bootstraps": {name: [_facts(drop) for drop in drops] for name, drops in samples.bootstraps.items()},
     }
     (folder / _FACTS).write_text(json.dumps(content, separators=(",", ":"), allow_nan=False), encoding="utf-8")
@@ -85,6 +86,7 @@ def _samples(
         },
         labels_N=labels_N,
         class_names=names,
+        too_large=tuple(_text(name) for name in content.get("too_large", ())),
         scores={
             name.removeprefix(_SCORES): _finite_scores(array, num_rows, len(ids))
             for name, array in arrays.items()

@@ -253,6 +253,13 @@ def test_without_facts_of_single_samples_nothing_is_decided() -> None:
     assert verdict.facts["drop_low"] is None
 
 
+def test_samples_that_are_too_many_are_named_as_the_reason() -> None:
+    samples = replace(compared().samples, bootstraps={}, too_large=("loss",))
+    verdict = judge_quality(replace(compared(), samples=samples), metric="loss", max_drop=0.5)
+    assert verdict.decision is UNDECIDED
+    assert verdict.reason.endswith("; its interval is not known: too many samples for the memory that one may take")
+
+
 def test_a_verdict_is_saved_and_loaded(tmp_path: Path) -> None:
     verdict = judge_accuracy(compared(), max_drop=0.003, min_accuracy=0.9)
     verdict.save(tmp_path)

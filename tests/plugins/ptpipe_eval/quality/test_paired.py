@@ -27,6 +27,7 @@ from ptpipe_torch import (
     Classification,
     LanguageModeling,
     Metric,
+    MultiLabel,
     Regression,
     Task,
     TensorSpec,
@@ -165,6 +166,27 @@ def test_too_much_for_the_memory_leaves_what_is_right(monkeypatch) -> None:
     assert samples.drop("accuracy", 1).num_lost == 1 and samples.drop("loss", 1) is None
     monkeypatch.setattr(recorder_module, "_MAX_BYTES", 8 * N)
     assert predicting(changed()).is_complete
+
+
+def test_rankings_are_left_out_first(monkeypatch, tmp_path: Path) -> None:
+    """8 bytes for a label and sample; those of F1 and loss were kept before there were rankings."""
+    task, random = MultiLabel(label_names=("a", "b")), torch.Generator().manual_seed(2)
+    logits, labels = torch.randn(2, N, 2, generator=random), (torch.rand(N, 2, generator=random) < 0.4).float()
+    ids = [str(number) for number in range(N)]
+
+    def paired(max_bytes: int) -> PairedSamples:
+        monkeypatch.setattr(recorder_module, "_MAX_BYTES", max_bytes)
+        return pair(task, [recorded(task, {"logits": of}, {"labels": labels}) for of in logits], 0, ids, 7)
+
+    everything, without_ranking, nothing = paired(28 * N), paired(28 * N - 1), paired(12 * N - 1)
+    assert everything.bootstraps.keys() == {"macro_f1", "roc_auc", "average_precision", "loss"}
+    assert everything.too_large == ()
+    assert without_ranking.bootstraps.keys() == {"macro_f1", "loss"} and without_ranking.scores.keys() == {"loss"}
+    assert without_ranking.drop("macro_f1", 1).limits(0.95) == everything.drop("macro_f1", 1).limits(0.95)
+    assert without_ranking.too_large == ("roc_auc", "average_precision")
+    assert nothing.bootstraps == {} and nothing.too_large == ("macro_f1", "roc_auc", "average_precision", "loss")
+    save_samples(without_ranking, tmp_path)
+    assert load_samples(tmp_path, 2, 0).too_large == without_ranking.too_large
 
 
 def test_a_metric_without_a_value_in_some_resamples_has_no_interval() -> None:
