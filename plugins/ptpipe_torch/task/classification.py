@@ -248,8 +248,12 @@ def without_support(
     absent = _without_support(rows, names)
     if not absent:
         return []
-    named = ", ".join(repr(name) for name in absent[:_MAX_NAMED]) + (", ..." if len(absent) > _MAX_NAMED else "")
-    return [f"{split} has no sample of {named}: {what}"]
+    return [f"{split} has no sample of {named(absent)}: {what}"]
+
+
+def named(names: Sequence[str]) -> str:
+    """Return the first of the names, for a sentence."""
+    return ", ".join(repr(name) for name in names[:_MAX_NAMED]) + (", ..." if len(names) > _MAX_NAMED else "")
 
 
 def _without_support(rows: JSON, names: Sequence[str]) -> list[str]:

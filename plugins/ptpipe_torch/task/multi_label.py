@@ -14,7 +14,7 @@ from ptpipe import JSON, StageError
 from ptpipe_torch.data.column import Column
 from ptpipe_torch.data.column_info import ArrayInfo, ColumnInfo
 from ptpipe_torch.model.signature import BATCH, Meanings, TensorSpec
-from ptpipe_torch.task.classification import f1_of, without_support
+from ptpipe_torch.task.classification import f1_of, named, without_support
 from ptpipe_torch.task.ranking import AVERAGE_PRECISION, ROC_AUC
 from ptpipe_torch.task.soft_targets import label_divergence
 from ptpipe_torch.task.task import Metric, Task, meaning_of
@@ -87,14 +87,18 @@ class MultiLabel(Task):
         }
 
     def figures(self, sums: Mapping[str, npt.NDArray[Any]], num_samples: int) -> dict[str, JSON]:
-        """F1 of each label, and their mean; a label that is neither there nor predicted has 0, as in scikit-learn."""
+        """F1 of each label, and their mean; a label that is neither there nor predicted has 0, as in scikit-learn.
+
+        `support` and `others` are how many samples have the label and don't.
+        """
         counts = [sums[name].astype(int).tolist() for name in ("predicted", "right", "support")]
         rows: list[JSON] = []
         f1s = []
         for name, predicted, right, support in zip(self.label_names, *counts, strict=True):
             f1s.append(2 * right / (predicted + support) if predicted + support else 0.0)
             precision, recall = right / predicted if predicted else None, right / support if support else None
-            rows.append({"name": name, "f1": f1s[-1], "precision": precision, "recall": recall, "support": support})
+            of_both = {"support": support, "others": num_samples - support}
+            rows.append({"name": name, "f1": f1s[-1], "precision": precision, "recall": recall, **of_both})
         return {
             "macro_f1": sum(f1s) / len(f1s),
             "exact_match": int(sums["exact"]) / num_samples,
@@ -147,11 +151,16 @@ class MultiLabel(Task):
         return {"macro_f1": np.broadcast_to([[0], [1]], sums["macro_f1"].shape)}
 
     def undefined(self, figures: Mapping[str, JSON], split: str) -> list[str]:
-        """Labels that no sample has."""
-        what = "F1 is undefined there and counts as 0"
-        if len(self.label_names) <= _MAX_RANKED:
-            what += "; roc_auc and average_precision leave it out"
-        return without_support(figures["per_label"], split, *self.label_names, what=what)
+        """Labels that no sample has, and those that all have."""
+        rows: Any = figures["per_label"]
+        if len(self.label_names) > _MAX_RANKED:
+            return without_support(rows, split, *self.label_names)
+        what = "F1 is undefined there and counts as 0; roc_auc and average_precision leave it out"
+        absent = without_support(rows, split, *self.label_names, what=what)
+        everywhere = [str(row["name"]) for row in rows if not row["others"]]
+        if everywhere:
+            absent.append(f"{split} has no sample without {named(everywhere)}: roc_auc leaves it out")
+        return absent
 
     def check_targets(self, split: str, targets: Mapping[str, Column]) -> None:
         import numpy as np

@@ -178,3 +178,14 @@ def test_more_than_a_hundred_labels_are_not_ranked() -> None:
         task = MultiLabel(label_names=tuple(map(str, range(num))))
         ranked = task.label_scores({"logits": torch.zeros(2, num)}, {"labels": torch.zeros(2, num)})
         assert (ranked is not None) == has == ("roc_auc" in [metric.name for metric in task.metrics])
+
+
+def test_a_label_that_every_sample_has_is_named() -> None:
+    task = MultiLabel(label_names=("a", "b", "c"))
+    labels = torch.tensor([[1.0, 1.0, 0.0], [1.0, 0.0, 0.0]])
+    outputs, targets = {"logits": torch.randn(2, 3)}, {"labels": labels}
+    figures = task.figures({name: of.numpy() for name, of in task.sums(outputs, targets).items()}, 2)
+    assert task.undefined(figures, "val") == [
+        "val has no sample of 'c': F1 is undefined there and counts as 0; roc_auc and average_precision leave it out",
+        "val has no sample without 'a': roc_auc leaves it out",
+    ]
