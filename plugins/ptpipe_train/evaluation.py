@@ -78,7 +78,7 @@ def _all_gathered(
     """Return the rows of all samples, rank by rank; None where a task has none."""
     if not batches:
         return None
-    own = torch.cat(list(batches)).cpu()
+    own = torch.cat([rows.cpu() for rows in batches])  # the device has no room for a second copy
     sizes = [
         len(range(num_samples)[replace(workers, rank=rank).rank_slice(num_samples)]) for rank in range(workers.size)
     ]
