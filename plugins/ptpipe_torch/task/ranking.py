@@ -24,8 +24,8 @@ AVERAGE_PRECISION = Metric("average_precision", higher_is_better=True, is_fracti
 RANKING_NAMES = (ROC_AUC.name, AVERAGE_PRECISION.name)
 RANKED = "ranked"
 """The name of `Task.label_scores` beside `Task.sample_sums`."""
-_BLOCK_DRAWS = 64
-"""That are computed at a time, in the processor's cache."""
+_BLOCK_DRAWS = 8
+"""That are computed at a time: a line of the processor's cache for each sample."""
 
 
 def with_ranking(task: Task, figures: Mapping[str, JSON], rows_NL2: npt.NDArray[np.float32] | None) -> dict[str, JSON]:
