@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ptpipe_eval.quality.paired import Drop, PairedSamples
     from ptpipe_torch import Metric
 
-TWO_SIDED = 0.975
+_TWO_SIDED = 0.975
 """The one-sided confidence whose two limits are an interval at 95 %."""
 _MAX_CLASSES = 20
 
@@ -22,7 +22,7 @@ def bounds_summary(samples: PairedSamples, row: int, primary: Metric) -> dict[st
     drop = samples.drop(primary.name, row)
     if drop is None:
         return {}
-    low, high = drop.limits(TWO_SIDED)
+    low, high = drop.limits(_TWO_SIDED)
     return {f"{primary.drop_name}_low": low, f"{primary.drop_name}_high": high}
 
 
@@ -44,7 +44,7 @@ def paired_summary(samples: PairedSamples, row: int, metrics: Sequence[Metric]) 
 
 
 def _drop_summary(drop: Drop) -> dict[str, JSON]:
-    low, high = drop.limits(TWO_SIDED)
+    low, high = drop.limits(_TWO_SIDED)
     found: dict[str, JSON] = {"drop": drop.drop, "low": low, "high": high}
     if isinstance(drop, ProportionDrop):
         found |= {

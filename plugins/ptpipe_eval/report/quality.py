@@ -14,7 +14,6 @@ import numpy.typing as npt
 from ptpipe import JSON, Section
 from ptpipe.sections import Block, Dot, DotPlot, DotSeries, HeatMap, Mark, Plot, Point, Series, Table, Text, Topic
 from ptpipe_eval.quality.gates import drop_text, metric_text
-from ptpipe_eval.quality.summary import TWO_SIDED
 
 if TYPE_CHECKING:
     from ptpipe_eval.quality.details import Details
@@ -112,12 +111,14 @@ def _percent(counts_KK: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
     return percent_KK
 
 
+def _summary_of_candidate(compared: Compared) -> Mapping[str, Any]:
+    """Return what the comparison stored of the judged model: computing it again would import more than reading does."""
+    return next((of for of in _list(compared.summary.get("rows")) if of.get("name") == compared.candidate), {})
+
+
 def _class_drops(compared: Compared) -> Iterator[Block]:
     """Yield the drop by class with its interval, as the comparison's summary has it: those that changed."""
-    row: Mapping[str, Any] = next(
-        (of for of in _list(compared.summary.get("rows")) if of.get("name") == compared.candidate), {}
-    )
-    classes = _list(row.get("per_class"))
+    classes = _list(_summary_of_candidate(compared).get("per_class"))
     if not classes:
         return
     dots = tuple(Dot(-100 * own["drop"] + 0.0, -100 * own["high"], -100 * own["low"]) for own in classes)
@@ -179,15 +180,16 @@ def _residuals(compared: Compared, details: Details) -> Iterator[Block]:
 
 
 def _other_metrics(compared: Compared) -> Iterator[Block]:
-    """Yield the metrics behind the primary one, which the table of all models has."""
+    """Yield the metrics behind the primary one, which the table of all models has, as the summary has their drops."""
+    paired = _summary_of_candidate(compared).get("paired", {})
     comparison, total = compared.comparison, compared.comparison.num_samples
     base, own = (comparison.rows[number] for number in rows_of(compared))
     rows = []
     for metric in comparison.metrics[1:]:
         value, other = (row.metrics[metric.name] for row in (own, base))
         worse = drop_text(metric, metric.drop(value, other), total)
-        if (drop := comparison.drop(own.name, metric)) is not None:
-            low, high = (drop_text(metric, limit, total) for limit in drop.limits(TWO_SIDED))
+        if metric.name in paired:
+            low, high = (drop_text(metric, paired[metric.name][limit], total) for limit in ("low", "high"))
             worse += f" [{low}, {high}]"
         texts = (metric_text(metric, of, total) for of in (other, value))
         rows.append((metric.name.replace("_", " "), *texts, worse + (" points" if metric.is_fraction else "")))
