@@ -20,8 +20,6 @@ from multiprocessing.forkserver import _forkserver
 from pathlib import Path
 from typing import Self
 
-import numpy as np
-
 from .forked_servers import ServerFork
 
 
@@ -100,7 +98,9 @@ def _call(
     os.environ.clear()
     os.environ.update(environment)
     _use_warning_options(environment.get("PYTHONWARNINGS", ""))
-    np.random.seed()  # as in any other process, not as in the next fork; Python's own generator does it itself
+    import_module(
+        "numpy"
+    ).random.seed()  # as in any other process, not as in the next fork; Python's own generator does it itself
     tempfile.tempdir = None  # is looked up in this environment
     for number, file in enumerate(files, start=1):
         os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT, 0o600), number)
