@@ -340,7 +340,7 @@ def dynamic_shapes(config: DynamicShapesConfig, ctx: Context, model: Model) -> M
     times and double it again. The network is called at a few sizes, to see that it takes them and what it returns.
     Stands before the stage that prepares or quantizes it: quantization records the network's operators for any size.
     """
-    from ptpipe_zoo.dynamic_shapes import with_dynamic_shapes
+    from ptpipe_zoo.open_axes import with_dynamic_shapes
 
     return with_dynamic_shapes(config, ctx, model)
 

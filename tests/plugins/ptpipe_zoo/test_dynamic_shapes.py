@@ -7,6 +7,7 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
+import ptpipe_zoo
 from ptpipe import Context, StageError
 from ptpipe_torch import BATCH, FunctionRef, Model, Recipe, Signature, TensorSpec
 from ptpipe_torch.model.function_ref import builder
@@ -148,3 +149,8 @@ def test_a_quantized_model_is_refused(make_data: MakeData, unet: Model, ctx: Con
     prepared = unet.with_recipe(backend="fbgemm", prepare=(FunctionRef.to(valid),))
     with pytest.raises(StageError, match=r"prepared fbgemm: its graph was recorded .* Put model.test before the stage"):
         opened(ctx, prepared, [3, "8*height", "8*width"])
+
+
+def test_the_plugin_offers_its_stages_after_a_call(unet: Model, ctx: Context) -> None:
+    opened(ctx, unet, [3, "8*height", "8*width"])
+    assert "model.dynamic_shapes" in {stage.kind for stage in ptpipe_zoo.ptpipe_stages()}
