@@ -26,6 +26,7 @@ print([name for name in ("torch", "torchvision", "numpy") if name in sys.modules
 def test_offers_its_kinds_with_help():
     stages = {stage.kind: stage for stage in ptpipe_zoo.ptpipe_stages()}
     kinds = [
+        "dynamic_shapes",
         "mlp",
         "onnx",
         "python",
