@@ -28,6 +28,7 @@ from ptpipe import ExitCode, StageError, Terminated
 from ptpipe.launching import python_command
 from ptpipe_elastic.bootstrap import log_file
 from ptpipe_elastic.rendezvous import BACKEND, Rendezvous, WorkerRendezvous, create_handler
+from ptpipe_torch.runtime import loggers_limited
 
 _HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 """By torch's agent."""
@@ -218,11 +219,5 @@ def _short_exit_barrier() -> Iterator[None]:
 def _quiet() -> Iterator[None]:
     """Silence the agent's log: its errors are reported by our exceptions. Its loggers have a level each."""
     names = [name for name in logging.root.manager.loggerDict if name.startswith("torch.distributed.elastic")]
-    levels = {name: logging.getLogger(name).level for name in names}
-    for name in names:
-        logging.getLogger(name).setLevel(logging.CRITICAL + 1)
-    try:
+    with loggers_limited(names, logging.CRITICAL + 1):
         yield
-    finally:
-        for name, level in levels.items():
-            logging.getLogger(name).setLevel(level)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import logging
 import re
 import traceback
 import warnings
@@ -37,6 +36,7 @@ from ptpipe_onnx.tensor_names import name_transposed_weights
 from ptpipe_torch import Signature, TensorSpec
 from ptpipe_torch.errors import export_failure, root_cause
 from ptpipe_torch.model.outputs import exported_names
+from ptpipe_torch.runtime import loggers_limited
 from ptpipe_torch.sized_export import export_sized
 from ptpipe_torch.torch_export import original_names, place_of_error, place_of_operator
 
@@ -372,15 +372,10 @@ def _dtype_of(value: Any) -> torch.dtype | None:
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    levels = {name: logging.getLogger(name).level for name in _LOGGERS}
     has_no_stack_traces = getattr(fx_config, _NO_STACK_TRACES, False)
     try:
         setattr(fx_config, _NO_STACK_TRACES, True)
-        for name in _LOGGERS:
-            logging.getLogger(name).setLevel(logging.ERROR)
-        with warnings.catch_warnings(action="ignore"):
+        with loggers_limited(_LOGGERS), warnings.catch_warnings(action="ignore"):
             yield
     finally:
         setattr(fx_config, _NO_STACK_TRACES, has_no_stack_traces)
-        for name, level in levels.items():
-            logging.getLogger(name).setLevel(level)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 import os
 import re
 import sys
@@ -31,9 +30,11 @@ from ptpipe_torch.errors import makes_constant_of_size
 from ptpipe_torch.int8 import tracer
 from ptpipe_torch.int8.tracer import SOURCE_LINE
 from ptpipe_torch.kept_attributes import forget_sizes
+from ptpipe_torch.runtime import loggers_limited
 from ptpipe_torch.source_line import TORCH_FOLDER, described_line
 from ptpipe_torch.whole_quotients import symbolic_quotients
 
+_SHAPES_LOGGER = "torch.fx.experimental.symbolic_shapes"
 _FRAME = re.compile(r'^\s*File "(.+)", line (\d+), in .*\n\s*(.+)$', re.MULTILINE)
 
 
@@ -81,12 +82,9 @@ def _exported(
 
     trace_rules.is_builtin_callable(len)  # fills a table of built-in functions, before one of them is another
     printed, graph = StringIO(), ""
-    logger = logging.getLogger("torch.fx.experimental.symbolic_shapes")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
     try:
         lengths = answering_builtins(("len",), torch.Tensor, _first_size, (TORCH_FOLDER,))
-        with redirect_stderr(printed), lengths, _masks_used():
+        with loggers_limited([_SHAPES_LOGGER]), redirect_stderr(printed), lengths, _masks_used():
             return torch.export.export(
                 network,
                 tuple(inputs),
@@ -98,7 +96,6 @@ def _exported(
         graph = getattr(error, "partial_fx_graph", "")
         raise
     finally:
-        logger.setLevel(level)
         # What the network itself prints.
         sys.stderr.write(printed.getvalue().replace(f"{graph}\n", "") if graph else printed.getvalue())
 

@@ -7,7 +7,6 @@ resumed training may meet the shapes in another order. Dropout draws the numbers
 
 from __future__ import annotations
 
-import logging
 import os
 import shutil
 import sys
@@ -27,7 +26,7 @@ from torch import nn
 from ptpipe import StageError
 from ptpipe_torch import RangeObserver
 from ptpipe_torch.errors import first_line
-from ptpipe_torch.runtime import environment_variables
+from ptpipe_torch.runtime import environment_variables, loggers_limited
 
 if TYPE_CHECKING:
     from ptpipe_train.config import Device
@@ -80,7 +79,7 @@ def compiler_session() -> Iterator[None]:
         TemporaryDirectory(prefix="ptpipe-compile-", ignore_cleanup_errors=True) as folder,
         environment_variables(dict.fromkeys(_CACHE_VARIABLES, folder)),
         warnings.catch_warnings(),
-        _errors_only(_TOOLKIT_LOGGER),
+        loggers_limited([_TOOLKIT_LOGGER]),
     ):
         # TF32 is less exact than the fp32 that was asked for.
         warnings.filterwarnings("ignore", "TensorFloat32 tensor cores", UserWarning)
@@ -101,17 +100,6 @@ def compiler_session() -> Iterator[None]:
             raise StageError(f"compile: torch.compile failed ({first_line(error)}): leave compile out") from error
         finally:
             reset()
-
-
-@contextmanager
-def _errors_only(name: str) -> Iterator[None]:
-    logger = logging.getLogger(name)
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 def _import_compiler() -> None:
