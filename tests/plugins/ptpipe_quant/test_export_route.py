@@ -32,6 +32,7 @@ from ptpipe_torch.int8.layers import has_int8_weights
 from ptpipe_torch.int8.tracer import SOURCE_LINE
 from ptpipe_torch.torchvision_compat import torchvision
 
+from ... import networks
 from ...processor import reduced
 from .conftest import BACKENDS, NUM_CLASSES, logits_of, make_model, mixed_net, small_net, train
 
@@ -291,25 +292,10 @@ def test_a_network_of_transformers() -> None:
     assert "bert.encoder.layer.1.attention.self.query" in linear and len(linear) == 14
 
 
-class Enlarged(nn.Module):
-    """Halves a picture twice and joins it again; compares whole shapes, which FX's proxies can't."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.down = nn.Sequential(nn.Conv2d(1, 4, 3, 2, 1), nn.ReLU(), nn.Conv2d(4, 4, 3, 2, 1))
-        self.up = nn.Upsample(scale_factor=4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        up = self.up(self.down(x))
-        if up.shape[2:] != x.shape[2:]:
-            up = nn.functional.interpolate(up, size=x.shape[2:])
-        return torch.cat([up, x], 1)
-
-
 @pytest.mark.parametrize("factor", ["", "4*"])
 def test_pictures_of_any_size_are_traced(factor: str) -> None:
     torch.manual_seed(0)
-    network = Enlarged().eval()
+    network = networks.Joining(1).eval()
     spec = TensorSpec("images", "float32", (BATCH, 1, f"{factor}height", f"{factor}width"))
     traced = trace_network(network, [spec], route="export").graph
     for height, width in ((32, 48), (100, 20), (8, 8)) if factor else ((33, 48), (101, 20), (64, 64)):

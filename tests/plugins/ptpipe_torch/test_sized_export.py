@@ -15,7 +15,7 @@ from ptpipe_torch import BATCH, TensorSpec
 from ptpipe_torch.largest_size import is_largest_size, takes
 from ptpipe_torch.sized_export import export_sized
 
-from ...networks import Applied
+from ...networks import Applied, Joining
 
 TOKENS = (TensorSpec("tokens", "int64", (BATCH, "length")),)
 SIGNAL = (TensorSpec("signal", "float32", (BATCH, "length")),)
@@ -105,32 +105,24 @@ def test_a_branch_that_makes_a_difference_is_refused(function: Callable[[torch.T
         export_sized(Applied(function).eval(), SIGNAL)
 
 
+def as_in_a_file(program: torch.export.ExportedProgram) -> nn.Module:
+    """Return what a program computes, without its assertions."""
+    computing = program.module(check_guards=False)
+    for assertion in computing.graph.find_nodes(op="call_function", target=torch.ops.aten._assert_scalar.default):
+        computing.graph.erase_node(assertion)
+    computing.recompile()
+    return computing
+
+
 PICTURES = (TensorSpec("images", "float32", (BATCH, 2, "height", "width")),)
-
-
-class Skipping(nn.Module):
-    """Halves a picture and enlarges it to what it was, of odd sizes too, by a branch that networks often have."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.down, self.up = nn.Conv2d(2, 4, 3, 2, 1), nn.ConvTranspose2d(4, 2, 2, 2)
-
-    def forward(self, images_NCHW: torch.Tensor) -> torch.Tensor:
-        x = self.up(self.down(images_NCHW))
-        if x.shape[2:] != images_NCHW.shape[2:]:
-            x = nn.functional.interpolate(x, size=images_NCHW.shape[2:], mode="nearest")
-        return torch.cat([x, images_NCHW], 1)
 
 
 @pytest.mark.parametrize("factor", ["", "4*"])
 def test_pictures_of_any_height_and_width(factor: str) -> None:
     torch.manual_seed(0)
-    network = Skipping().eval()
+    network = Joining(2).eval()
     spec = TensorSpec("images", "float32", (BATCH, 2, f"{factor}height", f"{factor}width"))
-    computing = export_sized(network, (spec,)).module(check_guards=False)
-    for assertion in computing.graph.find_nodes(op="call_function", target=torch.ops.aten._assert_scalar.default):
-        computing.graph.erase_node(assertion)  # which no file has
-    computing.recompile()
+    computing = as_in_a_file(export_sized(network, (spec,)))
     for height, width in ((4, 8), (64, 64), (12, 200), *(() if factor else ((3, 5), (33, 64)))):
         images_NCHW = torch.randn(3, 2, height, width)
         with torch.no_grad():
@@ -142,14 +134,11 @@ def cropped(x: torch.Tensor) -> torch.Tensor:
     return torch.cat([halves.repeat_interleave(2, 3)[..., : x.shape[3]].repeat_interleave(2, 2), x], 1)
 
 
-@pytest.mark.parametrize("network", [Skipping(), Applied(cropped)])
+@pytest.mark.parametrize("network", [Joining(2), Applied(cropped)])
 def test_one_axis_of_any_size(network: nn.Module) -> None:
     """Branches and sizes that are other ones for half of all widths."""
     spec = TensorSpec("images", "float32", (BATCH, 2, 8, "width"))
-    computing = export_sized(network.eval(), (spec,)).module(check_guards=False)
-    for assertion in computing.graph.find_nodes(op="call_function", target=torch.ops.aten._assert_scalar.default):
-        computing.graph.erase_node(assertion)
-    computing.recompile()
+    computing = as_in_a_file(export_sized(network.eval(), (spec,)))
     for width in (4, 7, 64, 101):
         images_NCHW = torch.randn(3, 2, 8, width)
         with torch.no_grad():
