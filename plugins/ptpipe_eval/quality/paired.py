@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from ptpipe import StageError
 from ptpipe_torch import Task
-from ptpipe_torch.quality.bootstrap import BootstrapDrop, bootstrap_drops
+from ptpipe_torch.quality.bootstrap import BootstrapDrop, bootstrap_drops, totals_of
 from ptpipe_torch.quality.proportions import ProportionDrop
 from ptpipe_torch.quality.ranking_drops import ranking_drops
 from ptpipe_torch.task.ranking import RANKED, RANKING_NAMES, added
@@ -162,8 +162,7 @@ def _scores(task: Task, models: Sequence[ModelSamples]) -> dict[str, npt.NDArray
 
 
 def _metric_values(task: Task, sums: Mapping[str, npt.NDArray[Any]]) -> Mapping[str, npt.NDArray[np.float64]]:
-    totals = {name: rows.sum(axis=0, dtype=np.float64)[None] for name, rows in added(sums).items()}
-    return task.metric_values(totals, len(next(iter(sums.values()))))
+    return task.metric_values(totals_of(added(sums)), len(next(iter(sums.values()))))
 
 
 def _bootstraps(

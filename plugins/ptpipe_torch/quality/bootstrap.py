@@ -175,7 +175,7 @@ class _Pair:
 
     def drop(self, metric: Metric, drops_R: Floats) -> BootstrapDrop:
         name, sign = metric.name, _sign(metric)
-        own, base = (self.values(_totals(sums), self.num_samples)[name] for sums in (self.candidate, self.baseline))
+        own, base = (self.values(totals_of(sums), self.num_samples)[name] for sums in (self.candidate, self.baseline))
         num_differing = self._num_differing(name)
         worst_effect = self._worst_effect(metric, num_differing)
         is_known = self.num_samples > 1 and worst_effect > _SMALLEST
@@ -238,7 +238,7 @@ class _Pair:
 
     def _effects(self, name: str, changes: Mapping[str, Floats]) -> Floats:
         """Return the size of each change of the baseline's metric, (R,). `changes`: of totals, by name, (R, ...)."""
-        totals, num_changes = _totals(self.baseline), len(next(iter(changes.values())))
+        totals, num_changes = totals_of(self.baseline), len(next(iter(changes.values())))
         changed = {
             key: total + changes[key] if key in changes else np.broadcast_to(total, (num_changes, *total.shape[1:]))
             for key, total in totals.items()
@@ -255,7 +255,7 @@ class _Pair:
             return 0.0
         by_model = []
         for sums in (self.baseline, self.candidate):
-            totals, without = _totals(sums), {}
+            totals, without = totals_of(sums), {}
             for key, rows in sums.items():
                 groups = np.zeros((num_groups, *rows.shape[1:]))
                 np.add.at(groups, group_N, rows.astype(np.float64))
@@ -268,7 +268,8 @@ def _sign(metric: Metric) -> float:
     return 1.0 if metric.higher_is_better else -1.0
 
 
-def _totals(sums: Sums) -> dict[str, Floats]:
+def totals_of(sums: Sums) -> dict[str, Floats]:
+    """Return what `Task.metric_values` takes for all samples, as one draw."""
     """Return the totals over all samples, as the only resample: (1, ...)."""
     return {name: rows.sum(axis=0, dtype=np.float64)[None] for name, rows in sums.items()}
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ptpipe import StageError
-from ptpipe_torch.quality.bootstrap import BootstrapDrop, Sums, bootstrap_drops
+from ptpipe_torch.quality.bootstrap import BootstrapDrop, Sums, bootstrap_drops, totals_of
 from ptpipe_torch.quality.proportions import ProportionDrop
 from ptpipe_torch.quality.ranking_drops import ranking_drops
 from ptpipe_torch.task.ranking import RANKED, RANKING_NAMES, Ranking, added
@@ -63,5 +63,4 @@ def primary_value(task: Task, sums: Sums) -> float:
     name, num_samples = task.primary_metric.name, len(next(iter(sums.values())))
     if RANKED in sums and name in RANKING_NAMES:
         return float(Ranking(sums[RANKED]).values(np.ones((1, num_samples)))[name][0])
-    totals = {key: rows.sum(axis=0, dtype=np.float64)[None] for key, rows in added(sums).items()}
-    return float(task.metric_values(totals, num_samples)[name][0])
+    return float(task.metric_values(totals_of(added(sums)), num_samples)[name][0])
