@@ -230,13 +230,11 @@ def _target(source: Source, config: ArraysConfig | PythonDataConfig, array: npt.
     match config.task:
         case "classification":
             if array.shape not in ((len(array),), (len(array), 1)) or array.dtype.kind not in "biu":
-                remedy = (
-                    f"{config.target}.argmax(1)` of one-hot rows"
-                    if array.ndim == 2 and array.shape[1] > 1
-                    else f"{config.target}.astype(int)`"
-                )
+                is_one_hot = array.ndim == 2 and array.shape[1] > 1
+                remedy = "argmax(1)` of one-hot rows" if is_one_hot else "astype(int)`"
                 raise StageError(
-                    f"{found}; a classification's target are integers, truth values or names (N,): give `{remedy}"
+                    f"{found}; a classification's target are integers, truth values or names (N,): give "
+                    f"`{config.target}.{remedy}"
                 )
             return array.reshape(len(array)).astype(np.int64)
         case "multi_label":

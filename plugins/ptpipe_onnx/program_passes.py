@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 from torch.export import ExportedProgram
-from torch.export.graph_signature import OutputKind, TensorArgument
+from torch.export.graph_signature import OutputKind
 from torch.fx import Node
 
-from ptpipe_torch.torch_export import insert_call
+from ptpipe_torch.torch_export import insert_call, name_outputs
 
 
 def write_translatable(program: ExportedProgram) -> None:
@@ -35,8 +35,8 @@ def _copy_repeated_outputs(program: ExportedProgram) -> None:
         if spec.kind is OutputKind.USER_OUTPUT and is_repeated:
             with graph.inserting_before(end):
                 values[index] = insert_call(graph, torch.ops.aten.clone.default, value)
-            spec.arg = TensorArgument(name=values[index].name)
     end.args = (tuple(values),)
+    name_outputs(program)
 
 
 def _give_attention_heads(program: ExportedProgram) -> None:
@@ -123,12 +123,5 @@ def _floor_negative_sizes(program: ExportedProgram) -> None:
         if known is None or known.shape_env.bound_sympy(known.expr).lower >= 0:
             continue
         with graph.inserting_before(division):
-            rest = graph.call_function(operator.mod, (size, divisor))
-            whole = graph.call_function(operator.sub, (size, rest))
-        rest.meta["val"] = size.meta["val"] % _value(divisor)
-        whole.meta["val"] = size.meta["val"] - rest.meta["val"]
-        division.args = (whole, divisor)
-
-
-def _value(number: Any) -> Any:
-    return number.meta["val"] if isinstance(number, Node) else number
+            rest = insert_call(graph, operator.mod, size, divisor)
+            division.args = (insert_call(graph, operator.sub, size, rest), divisor)

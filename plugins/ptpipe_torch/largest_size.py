@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ptpipe_torch.kept_attributes import KeptAttributes
-from ptpipe_torch.model.axis_sizes import names_of
+from ptpipe_torch.model.axis_sizes import are_multiples
 from ptpipe_torch.model.example_inputs import zeros
 from ptpipe_torch.model.signature import TensorSpec
 
@@ -24,7 +24,7 @@ def is_largest_size(network: nn.Module, inputs: Sequence[TensorSpec], size: int)
     It is run on one sample, and left as it was. False where such axes have several sizes, or multiples.
     """
     symbols = {symbol for spec in inputs for symbol in spec.symbols}
-    has_one_size = len(symbols) == 1 and symbols == {*names_of(symbols)}
+    has_one_size = len(symbols) == 1 and not are_multiples(symbols)
     return has_one_size and size < MAX_TRIED and takes(network, inputs, size) and not takes(network, inputs, size + 1)
 
 

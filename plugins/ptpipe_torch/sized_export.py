@@ -23,7 +23,7 @@ from torch.fx import GraphModule
 from ptpipe_torch.errors import depends_on_size
 from ptpipe_torch.largest_size import MAX_TRIED, is_largest_size, takes
 from ptpipe_torch.model.axis_sizes import names_of, numbers_of, parsed, sized
-from ptpipe_torch.model.example_inputs import computes_the_same, zeros
+from ptpipe_torch.model.example_inputs import computes_the_same, example_shapes, zeros
 from ptpipe_torch.model.signature import BATCH, TensorSpec
 from ptpipe_torch.torch_export import export_program
 
@@ -60,11 +60,6 @@ def export_sized(network: nn.Module, inputs: Sequence[TensorSpec]) -> ExportedPr
     examples = zeros(inputs, _BATCH_SIZE)
     try:
         program = export_program(network, examples, _dynamic_shapes(inputs, {}, None))
-        names = names_of(symbol for spec in inputs for symbol in spec.symbols)
-        # torch.export does not refuse what depends on one size being, or not being, another.
-        if len(names) > 1 and not _holds_for_all(program, network, inputs, {}, MAX_TRIED):
-            raise ValueError(f"Constraints violated ({', '.join(names)})")
-        return program
     except Exception as error:
         if not depends_on_size(error):
             raise
@@ -79,6 +74,11 @@ def export_sized(network: nn.Module, inputs: Sequence[TensorSpec]) -> ExportedPr
         if not _holds_for_all(asserting, network, inputs, smallest, largest or MAX_TRIED):
             raise
         return asserting
+    names = names_of(symbol for spec in inputs for symbol in spec.symbols)
+    # torch.export does not refuse what depends on one size being, or not being, another.
+    if len(names) > 1 and not _holds_for_all(program, network, inputs, {}, MAX_TRIED):
+        raise ValueError(f"Constraints violated ({', '.join(names)})")
+    return program
 
 
 def _dynamic_shapes(inputs: Sequence[TensorSpec], smallest: Mapping[str, int], largest: int | None) -> tuple[Any, ...]:
@@ -110,7 +110,8 @@ def _holds_for_all(
         graph.erase_node(node)
     module = GraphModule(program.module(check_guards=False), graph)  # without hooks that check sizes
     names = names_of(symbol for spec in inputs for symbol in spec.symbols)
-    usual = numbers_of((spec.shape, each.shape) for spec, each in zip(inputs, zeros(inputs, _BATCH_SIZE), strict=True))
+    shapes = example_shapes(inputs, _BATCH_SIZE)
+    usual = numbers_of((spec.shape, shape) for spec, shape in zip(inputs, shapes, strict=True))
     assert usual is not None
     tried: list[Mapping[str, int]] = []
     for name, size in smallest.items():

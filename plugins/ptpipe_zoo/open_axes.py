@@ -80,18 +80,20 @@ def _output(spec: TensorSpec, trials: Sequence[tuple[Mapping[str, int], Sequence
     """
     shape: list[int | str] = [BATCH]
     for axis in range(1, len(spec.shape)):
-        sizes = [found[axis] for _, found in trials]
-        names = trials[0][0]
-        symbols = (f"{factor}*{name}" if factor > 1 else name for name in names for factor in [sizes[0] // names[name]])
-        fitting = (
-            symbol
-            for symbol in symbols
-            if all(
-                size == parsed(symbol)[0] * of[parsed(symbol)[1]] for size, (of, _) in zip(sizes, trials, strict=True)
-            )
-        )
-        shape.append(sizes[0] if len({*sizes}) == 1 else next(fitting, f"{spec.name}_{axis}"))
+        sizes = [(numbers, found[axis]) for numbers, found in trials]
+        is_fixed = len({size for _, size in sizes}) == 1
+        shape.append(sizes[0][1] if is_fixed else _symbol_of(sizes) or f"{spec.name}_{axis}")
     return replace(spec, shape=tuple(shape))
+
+
+def _symbol_of(sizes: Sequence[tuple[Mapping[str, int], int]]) -> str | None:
+    """Return the multiple of an input's symbol that an axis always is; None where it is another size."""
+    numbers, first = sizes[0]
+    for name in numbers:
+        factor = first // numbers[name]
+        if all(size == factor * of[name] for of, size in sizes):
+            return f"{factor}*{name}" if factor > 1 else name
+    return None
 
 
 def _output_shapes(
@@ -137,9 +139,14 @@ def _remedy(network: nn.Module, signature: Signature) -> str:
 
 
 def _multiplied(spec: TensorSpec, factor: int) -> TensorSpec:
-    sizes = ((size, *(parsed(size) if isinstance(size, str) else ())) for size in spec.sample_shape)
-    shape = (f"{max(own[1], factor)}*{own[2]}" if len(own) > 1 else own[0] for own in sizes)
-    return replace(spec, shape=(BATCH, *shape))
+    return replace(spec, shape=(BATCH, *(_multiple(size, factor) for size in spec.sample_shape)))
+
+
+def _multiple(size: int | str, factor: int) -> int | str:
+    if isinstance(size, int):
+        return size
+    own_factor, name = parsed(size)
+    return f"{max(own_factor, factor)}*{name}"
 
 
 def _listed(specs: Sequence[TensorSpec]) -> str:

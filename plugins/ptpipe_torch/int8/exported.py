@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_unflatten
 
 from ptpipe_torch.int8.attribute_names import accept_keywords
 from ptpipe_torch.int8.tracer import SOURCE_LINE, Scopes
-from ptpipe_torch.model.axis_sizes import names_of
+from ptpipe_torch.model.axis_sizes import are_multiples
 from ptpipe_torch.model.example_inputs import zeros
 from ptpipe_torch.model.signature import TensorSpec
 from ptpipe_torch.sized_export import export_sized
@@ -75,8 +75,7 @@ def trace_by_export(module: nn.Module, inputs: Sequence[TensorSpec]) -> tuple[Gr
 
 
 def _exported(module: nn.Module, inputs: Sequence[TensorSpec]) -> ExportedProgram:
-    symbols = {symbol for spec in inputs for symbol in spec.symbols}
-    if symbols != {*names_of(symbols)}:  # multiples, which torch.export does not find out
+    if are_multiples(symbol for spec in inputs for symbol in spec.symbols):  # torch.export does not find them out
         return export_sized(module, inputs)
     any_size = torch.export.Dim.AUTO
     axes = ({axis: any_size for axis, size in enumerate(spec.shape) if not isinstance(size, int)} for spec in inputs)

@@ -28,6 +28,11 @@ def names_of(symbols: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(parsed(symbol)[1] for symbol in symbols))
 
 
+def are_multiples(symbols: Iterable[str]) -> bool:
+    """Return whether any of these symbols has a factor."""
+    return any(parsed(symbol)[0] > 1 for symbol in symbols)
+
+
 def numbers_of(pairs: Iterable[tuple[Shape, Shape]]) -> dict[str, int] | None:
     """Return the number that each name of symbols stands for; None where shapes don't fit each other.
 

@@ -128,7 +128,9 @@ def copies(inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     return tuple(tensor.clone() for tensor in inputs)
 
 
-def example_shapes(specs: Sequence[TensorSpec], batch_size: int, symbol_size: int) -> list[tuple[int, ...]]:
+def example_shapes(
+    specs: Sequence[TensorSpec], batch_size: int, symbol_size: int = _SYMBOL_SIZE
+) -> list[tuple[int, ...]]:
     """Return the shapes of `zeros`.
 
     Axes of other names have other sizes, which differ by another number for another `symbol_size`: a network that is

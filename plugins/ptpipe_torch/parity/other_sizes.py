@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,25 +17,13 @@ from ptpipe_torch.parity.comparison import Arrays, ComparedSamples, Exported, pa
 _NUM_SAMPLES = 8
 
 
-def _of_other_parity(number: int, other: int) -> int:
-    """Return the number, or the one behind it: pictures that are halved differ in what is left."""
-    return number + (number - other + 1) % 2
-
-
-_OTHER_SIZES: Sequence[Callable[[Sequence[int]], Sequence[int]]] = (
-    lambda numbers: [_of_other_parity(number * 2 // 3 + 1 + index, number) for index, number in enumerate(numbers)],
-    lambda numbers: [max(numbers) * 3 // 2] * len(numbers),
-)
-"""Of what the names of symbols stand for, by what they do in the data set: a smaller picture, and a larger square."""
-
-
 @dataclass(frozen=True)
 class ResizedSamples(ComparedSamples):
     """Samples that were made smaller or larger along axes that may have any size: cut off, or continued with copies."""
 
-    specs: tuple[TensorSpec, ...] = ()
+    specs: tuple[TensorSpec, ...]
     """Of the model's inputs."""
-    numbers: Mapping[str, int] | None = None
+    numbers: Mapping[str, int]
     """What the names of their symbols stand for."""
 
     def inputs(self, num_samples: int, form: InputForm = NORMALIZED) -> Arrays:
@@ -47,7 +35,7 @@ class ResizedSamples(ComparedSamples):
     def _resized(self, inputs: Arrays) -> Arrays:
         resized = dict(inputs)
         for spec in self.specs:
-            for axis, size in enumerate(sized(spec.shape, self.numbers or {})):
+            for axis, size in enumerate(sized(spec.shape, self.numbers)):
                 if isinstance(size, int) and size != resized[spec.name].shape[axis]:
                     places = np.arange(size) % resized[spec.name].shape[axis]
                     resized[spec.name] = resized[spec.name].take(places, axis)
@@ -64,8 +52,7 @@ def check_other_sizes(ctx: Context, exported: Exported, model: Model, samples: C
     if not numbers:
         return
     compared = []
-    for other in _OTHER_SIZES:
-        others = dict(zip(numbers, other([*numbers.values()]), strict=True))
+    for others in _other_numbers(numbers):
         shapes = ", ".join(f"{spec.name} {sized(spec.sample_shape, others)}" for spec in specs if spec.symbols)
         resized = ResizedSamples(
             samples.data, samples.split, min(samples.max_samples, _NUM_SAMPLES), samples.seed, specs, others
@@ -78,3 +65,13 @@ def check_other_sizes(ctx: Context, exported: Exported, model: Model, samples: C
         compared.append(shapes)
     ctx.log(f"compared at other sizes, too: {' and '.join(compared)}")
     ctx.metric(num_other_sizes=len(compared))
+
+
+def _other_numbers(numbers: Mapping[str, int]) -> Iterator[dict[str, int]]:
+    """Yield other numbers for names of symbols: of a smaller picture, and of a larger square.
+
+    The smaller ones are odd where the data set's are even: pictures that are halved differ in what is left.
+    """
+    smaller = {name: number * 2 // 3 + 1 + index for index, (name, number) in enumerate(numbers.items())}
+    yield {name: number + (number - numbers[name] + 1) % 2 for name, number in smaller.items()}
+    yield dict.fromkeys(numbers, max(numbers.values()) * 3 // 2)
