@@ -76,8 +76,8 @@ def _network(model: Model) -> _Network:
     with quantized_engine(model.recipe.backend):
         if not model.recipe.prepare:
             return _Network(_dynamic(model, model.build_prepared(), model.build()), "int8 dynamic")
-        int8, prepared = model.build_with_prepared()
-        reference, weights = reference_network(prepared, int8)
+        int8 = model.build()
+        reference, weights = reference_network(model.build_prepared(), int8)
     use_signed_integers(reference, weights)
     return _Network(reference, "int8", _output_steps(reference, model.signature), int8)
 

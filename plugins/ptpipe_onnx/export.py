@@ -246,8 +246,8 @@ def build_graph(model: Model, opset: int) -> BuiltGraph:
     if not model.recipe.prepare:
         return _dynamic_graph(model, opset)
     with quantized_engine(model.recipe.backend):
-        int8, prepared = model.build_with_prepared()
-        network, weights = reference_network(prepared, int8)
+        int8 = model.build()
+        network, weights = reference_network(model.build_prepared(), int8)
     exported = _export(model, network, opset)
     name_quantized_tensors(exported, network)
     store_weights(exported, weights)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 import traceback
 from collections import OrderedDict
@@ -123,18 +122,6 @@ class Model(Deployable):
         with released_memory():
             return self._converted(self.build_prepared() if self.int8_tensors is None else self._skeleton())
 
-    def build_with_prepared(self) -> tuple[nn.Module, nn.Module]:
-        """Build the networks of `build` and of `build_prepared` of a model that has both.
-
-        Preparing a network, which takes longest, is done once.
-        """
-        with released_memory():
-            prepared = self._skeleton()
-            copied = _copied(prepared)
-            for module in (prepared, copied) if self.int8_tensors is None else (prepared,):
-                _load(module, self.tensors)
-            return self._converted(copied), prepared.eval()
-
     def _converted(self, module: nn.Module) -> nn.Module:
         """Return the int8 form of a network before `convert`, which is consumed."""
         int8_tensors = self.int8_tensors
@@ -157,6 +144,7 @@ class Model(Deployable):
         import torch
 
         from ptpipe_torch.initial_weights import built_undrawn
+        from ptpipe_torch.model.skeletons import skeleton
 
         max_values = _SPARE_VALUES + 4 * _num_bytes(self._int8_tensors or self._tensors)
 
@@ -165,11 +153,14 @@ class Model(Deployable):
             with _limited_values(max_values), warnings_silenced():
                 return _apply(self.recipe.builder, "builder")
 
-        with torch.random.fork_rng(devices=[]):  # what is drawn is overwritten: it must not advance the caller's stream
+        def build() -> nn.Module:
             module = built_undrawn(initial)
             for reference in self.recipe.prepare:
                 module = _apply(reference, "transform", module)
-        return module
+            return module
+
+        with torch.random.fork_rng(devices=[]):  # what is drawn is overwritten: it must not advance the caller's stream
+            return skeleton(self.recipe.builder, self.recipe.prepare, build)
 
     @property
     def format(self) -> str:
@@ -282,18 +273,6 @@ def _refused_layer(error: Exception, *network: nn.Module) -> str:
     # The innermost function may have a part of the layer: `conv.0` of the convolution that was fused into `conv`.
     name = next((name for name in found if f"{found[-1]}.".startswith(f"{name}.")), "")
     return f"layer {name} ({type(network[0].get_submodule(name)).__name__})" if name else ""
-
-
-def _copied(prepared: nn.Module) -> nn.Module:
-    """Copy a network before `convert`, with the readers of each node in the same order: the first names its scale."""
-    from torch.fx import GraphModule
-
-    copied = copy.deepcopy(prepared)
-    if isinstance(prepared, GraphModule) and isinstance(copied, GraphModule):
-        twins = dict(zip(prepared.graph.nodes, copied.graph.nodes, strict=True))
-        for node, twin in twins.items():
-            twin.users = {twins[user]: None for user in node.users}
-    return copied
 
 
 @contextmanager

@@ -344,13 +344,8 @@ def torch_predictors(model: Model, int8: nn.Module | None = None) -> Iterator[tu
         with model.predictor() as predict:
             yield predict, None
         return
-    if not model.recipe.prepare:
-        int8, prepared = model.build(), model.build_prepared()
-    elif int8 is None:
-        int8, prepared = model.build_with_prepared()
-    else:
-        prepared = model.build_prepared()
-    network = float_network(prepared)
+    int8 = model.build() if int8 is None else int8
+    network = float_network(model.build_prepared())
     to_channels_last(network, zeros(model.signature.inputs, 2))
 
     def float_predict(inputs: Arrays) -> dict[str, npt.NDArray[Any]]:

@@ -13,7 +13,6 @@ from ptpipe_quant.repairs.adaround import adaround
 from ptpipe_quant.repairs.bias_correct import bias_correct
 from ptpipe_quant.repairs.config import AdaroundConfig, BiasCorrectConfig
 from ptpipe_torch import Data, Model
-from ptpipe_torch.int8.engine import quantized_engine
 
 from .conftest import logits_of
 
@@ -30,7 +29,5 @@ def test_conversion_drops_the_float_tensors(trained: Model, digits: Data, ctx: C
     int8.save(tmp_path)
     stored = Model.load(tmp_path)
     assert np.array_equal(logits_of(stored, digits, 50), logits_of(int8, digits, 50))
-    with quantized_engine(stored.recipe.backend):
-        _, prepared = stored.build_with_prepared()
     images = torch.rand(2, *trained.signature.inputs[0].sample_shape)
-    assert torch.equal(prepared(images), repaired.build_prepared()(images))
+    assert torch.equal(stored.build_prepared()(images), repaired.build_prepared()(images))

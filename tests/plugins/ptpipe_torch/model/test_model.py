@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,14 +14,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from ptpipe import IntegrityError, StageError
-from ptpipe_quant.transforms import prepare_static, to_int8
 from ptpipe_torch import FunctionRef, Model, Recipe, builder, transform
-from ptpipe_torch.int8.engine import quantized_engine
-from ptpipe_torch.int8.fx import is_prepared
-from ptpipe_torch.int8.int8_state import pack_state
 from ptpipe_torch.model.function_ref import FunctionRef as RegistryPart
 
-from ....signatures import classifier, logits_from, stored_pictures
+from ....signatures import classifier, logits_from
 
 HERE = __name__
 
@@ -53,23 +48,6 @@ def expanded() -> nn.Module:
     module = nn.Linear(3, 3)
     module.register_buffer("grid", torch.arange(3.0).expand(3, 3))
     return module
-
-
-class Residual(nn.Module):
-    """A block on the network's input, which its norm reads, in float, beside an int8 addition."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.conv, self.head = nn.GroupNorm(1, 2), nn.Conv2d(2, 2, 1), nn.Linear(2 * 16, 3)
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return self.head((x + self.conv(self.norm(x))).flatten(1))
-
-
-@builder
-def residual() -> nn.Module:
-    """What `Residual` says."""
-    return Residual()
 
 
 class Times(nn.Module):
@@ -154,23 +132,6 @@ def test_transforms_before_and_after_the_tensors(model) -> None:
     assert (
         model.with_recipe(convert=(FunctionRef.to(doubled, times=3),), backend="x86").format == "torch int8 dynamic x86"
     )
-
-
-def test_the_int8_network_built_with_the_prepared_one_is_that_of_build() -> None:
-    scheme = {"inputs": stored_pictures((2, 4, 4)), "backend": "fbgemm", "weights": "per_channel", "skip": ()}
-    prepare = FunctionRef.to(prepare_static, observer="min_max", calibrating=False, **scheme)
-    recipe = Recipe(FunctionRef.to(residual), classifier((2, 4, 4), 3), prepare=(prepare,), backend="fbgemm")
-    x = torch.randn(8, 2, 4, 4, generator=torch.Generator().manual_seed(0))
-    with torch.no_grad(), quantized_engine("fbgemm"):
-        calibrated = prepare_static(residual(), observer="min_max", calibrating=True, **scheme)
-        calibrated(x)
-        ready = Model.from_module(recipe, calibrated).with_recipe(convert=(FunctionRef.to(to_int8, backend="fbgemm"),))
-        int8 = ready.build()
-        model = Model(ready.recipe, ready.tensors, pack_state(int8.state_dict()))
-        again, prepared = model.build_with_prepared()
-        assert list(again.state_dict()) == list(int8.state_dict())
-        assert torch.equal(again(x), int8(x))
-        assert is_prepared(prepared)
 
 
 def test_building_leaves_random_streams_alone(model) -> None:
