@@ -27,7 +27,7 @@ _kept: OrderedDict[_Key, GraphModule] = OrderedDict()
 
 
 def skeleton(builder: FunctionRef, transforms: Sequence[FunctionRef], build: Callable[[], nn.Module]) -> nn.Module:
-    """Return the network that `build` returns, or one that can't be told from it.
+    """Return the network that `build` returns, or a copy of one that it returned before.
 
     `builder`, `transforms`: the functions that `build` calls; with equal arguments they return equal networks. Those
     that were traced last are copied, where a copy is sure to be one.
