@@ -29,6 +29,8 @@ _POWER = 0.8
 _MAX_GROUPS = 1000
 _MAX_KINDS = 64
 _MAX_CHUNK_BYTES = 64 << 20
+_CACHE_BYTES = 1 << 20
+"""Of draws that are counted at a time."""
 _SMALLEST = 1e-12
 """An effect on a metric below it is rounding."""
 _EFFECT_CONFIDENCE = 0.999
@@ -277,22 +279,27 @@ def totals_of(sums: Sums) -> dict[str, Floats]:
 def resample_counts(num_samples: int, seed: int) -> Iterator[Floats]:
     """Yield how often each of `NUM_RESAMPLES` draws has each sample, (R, N), a chunk of resamples at a time."""
     random = np.random.default_rng(seed)
-    chunk_size = max(1, min(NUM_RESAMPLES, _MAX_CHUNK_BYTES // (8 * num_samples)))
-    for start in range(0, NUM_RESAMPLES, chunk_size):
-        size = min(chunk_size, NUM_RESAMPLES - start)
-        drawn_RN = random.integers(0, num_samples, (size, num_samples))
-        drawn_RN += np.arange(size)[:, None] * num_samples
-        counts = np.bincount(drawn_RN.ravel(), minlength=size * num_samples)
-        yield counts.reshape(size, num_samples).astype(np.float64)
+    for first, end in _chunks(NUM_RESAMPLES, 8 * num_samples, _MAX_CHUNK_BYTES):
+        counts_RN = np.empty((end - first, num_samples))
+        for start, stop in _chunks(len(counts_RN), 8 * num_samples, _CACHE_BYTES):
+            drawn_RN = random.integers(0, num_samples, (stop - start, num_samples))
+            drawn_RN += np.arange(stop - start)[:, None] * num_samples
+            counts_RN[start:stop] = np.bincount(drawn_RN.ravel(), minlength=drawn_RN.size).reshape(drawn_RN.shape)
+        yield counts_RN
 
 
 def jackknife_counts(num_samples: int) -> Iterator[Floats]:
     """Yield how often each sample is there where one of at most 1,000 groups is left out, (G, N), in chunks."""
     num_groups = min(num_samples, _MAX_GROUPS)
-    chunk_size = max(1, min(num_groups, _MAX_CHUNK_BYTES // (8 * num_samples)))
-    for start in range(0, num_groups, chunk_size):
-        groups_G = np.arange(start, min(start + chunk_size, num_groups))
-        yield (np.arange(num_samples) % num_groups != groups_G[:, None]).astype(np.float64)
+    group_N = np.arange(num_samples) % num_groups
+    for start, stop in _chunks(num_groups, 8 * num_samples, _MAX_CHUNK_BYTES):
+        yield (group_N != np.arange(start, stop)[:, None]).astype(np.float64)
+
+
+def _chunks(num_rows: int, row_bytes: int, max_bytes: int) -> Iterator[tuple[int, int]]:
+    """Yield where chunks of rows start and end."""
+    size = max(1, max_bytes // row_bytes)
+    return ((start, min(start + size, num_rows)) for start in range(0, num_rows, size))
 
 
 def acceleration_of(drops_G: Floats) -> float:

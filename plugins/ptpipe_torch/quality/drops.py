@@ -62,5 +62,5 @@ def primary_value(task: Task, sums: Sums) -> float:
     """Return the primary metric of samples with these rows: `rows_of_samples`."""
     name, num_samples = task.primary_metric.name, len(next(iter(sums.values())))
     if RANKED in sums and name in RANKING_NAMES:
-        return float(Ranking(sums[RANKED]).values(np.ones((1, num_samples)))[name][0])
+        return float(Ranking(sums[RANKED]).values(np.ones((num_samples, 1)))[name][0])
     return float(task.metric_values(totals_of(added(sums)), num_samples)[name][0])

@@ -8,7 +8,7 @@ Shape legend: N samples, L labels, R resamples, A metrics.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,8 @@ from ptpipe_torch.task.ranking import RANKING_NAMES, Ranking
 
 _NONE_SEEN = 3
 """Mistakes that are possible where none is seen: the rule of three."""
+_BLOCK_RESAMPLES = 64
+"""That are computed at a time."""
 
 Rows = npt.NDArray[np.float32]
 
@@ -37,9 +39,9 @@ def ranking_drops(baseline: Rows, candidates: Sequence[Rows], seed: int) -> list
     num_samples = len(baseline)
     has_NL = baseline[..., 1] > 0
     rankings = [Ranking(rows) for rows in (baseline, *candidates)]
-    of_all = _values(rankings, [np.ones((1, num_samples))])
-    resampled = _values(rankings, resample_counts(num_samples, seed))
-    left_out = _values(rankings, jackknife_counts(num_samples))
+    of_all = _values(rankings, [np.ones((num_samples, 1))])
+    resampled = _values(rankings, _blocks(resample_counts(num_samples, seed)))
+    left_out = _values(rankings, _blocks(jackknife_counts(num_samples)))
     found = []
     for model, ranking in enumerate(rankings[1:], start=1):
         num_mistakes_L2 = _num_mistakes(rankings[0], ranking, has_NL)
@@ -60,9 +62,17 @@ def ranking_drops(baseline: Rows, candidates: Sequence[Rows], seed: int) -> list
     return found
 
 
-def _values(rankings: Sequence[Ranking], chunks: Iterable[Floats]) -> list[dict[str, Floats]]:
-    """Return the metrics of every model, (R,). `chunks`: how often each resample has each sample."""
-    parts = [[ranking.values(counts_RN) for ranking in rankings] for counts_RN in chunks]
+def _blocks(chunks: Iterable[Floats]) -> Iterator[npt.NDArray[np.floating]]:
+    """Yield counts of chunks by samples, (N, R)."""
+    for counts_RN in chunks:
+        dtype = np.float32 if counts_RN.shape[1] <= 1 << 24 else np.float64  # float32 has all whole numbers up to there
+        for start in range(0, len(counts_RN), _BLOCK_RESAMPLES):
+            yield np.ascontiguousarray(counts_RN[start : start + _BLOCK_RESAMPLES].T, dtype=dtype)
+
+
+def _values(rankings: Sequence[Ranking], blocks: Iterable[npt.NDArray[np.floating]]) -> list[dict[str, Floats]]:
+    """Return the metrics of every model, (R,). `blocks`: how often each resample has each sample, (N, R)."""
+    parts = [[ranking.values(counts_NR) for ranking in rankings] for counts_NR in blocks]
     return [{name: np.concatenate([part[name] for part in own]) for name in own[0]} for own in zip(*parts, strict=True)]
 
 

@@ -1,7 +1,7 @@
 """Area under the ROC curve and average precision: they depend on the order of all samples, so no sums give them.
 
 Importing this imports neither torch nor numpy.
-Shape legend: N samples, L labels, R draws, T groups of samples, in the order of a label's scores.
+Shape legend: N samples, L labels, R draws, T groups of samples, in the order of a label's scores, S by C of them.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ AVERAGE_PRECISION = Metric("average_precision", higher_is_better=True, is_fracti
 RANKING_NAMES = (ROC_AUC.name, AVERAGE_PRECISION.name)
 RANKED = "ranked"
 """The name of `Task.label_scores` beside `Task.sample_sums`."""
-_BLOCK_DRAWS = 8
-"""That are computed at a time: a line of the processor's cache for each sample."""
+_NUM_STEPS = 8
+"""S: groups that are added up one after the other."""
 
 
 def with_ranking(task: Task, figures: Mapping[str, JSON], rows_NL2: npt.NDArray[np.float32] | None) -> dict[str, JSON]:
@@ -37,7 +37,7 @@ def with_ranking(task: Task, figures: Mapping[str, JSON], rows_NL2: npt.NDArray[
 
     if rows_NL2 is None:
         return dict(figures)
-    values = Ranking(rows_NL2).values(np.ones((1, len(rows_NL2))))
+    values = Ranking(rows_NL2).values(np.ones((len(rows_NL2), 1)))
     return {
         **figures,
         **{metric.name: float(values[metric.name][0]) for metric in task.metrics if metric.name in values},
@@ -67,18 +67,21 @@ class Ranking:
     def __init__(self, rows_NL2: npt.NDArray[np.float32]) -> None:
         self._labels = [_Label(rows_N2[:, 0], rows_N2[:, 1] > 0) for rows_N2 in rows_NL2.swapaxes(0, 1)]
 
-    def values(self, counts_RN: npt.NDArray[np.float64]) -> dict[str, npt.NDArray[np.float64]]:
-        """Return both metrics of draws, (R,). `counts_RN`: how often each draw has each sample.
+    def values(self, counts_NR: npt.NDArray[np.floating[Any]]) -> dict[str, npt.NDArray[np.float64]]:
+        """Return both metrics of draws, (R,). `counts_NR`: how often each draw has each sample.
 
         Means over the labels that have a value: for the area, those that some samples have and others don't; for the
-        precision, those that some have. 0 where no label has one, NaN where a score is NaN.
+        precision, those that some have. 0 where no label has one, NaN where a score is NaN. Counts are added in their
+        own type: in float32, a draw may have up to 2^24 samples.
         """
         import numpy as np
 
-        size = _BLOCK_DRAWS
-        blocks = (counts_RN[start : start + size].T for start in range(0, len(counts_RN), size))
-        parts = [self._values(np.ascontiguousarray(block_NR)) for block_NR in blocks]
-        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        sums_AR, num_labels_AR = np.zeros((2, len(RANKING_NAMES), counts_NR.shape[1]))
+        for label in self._labels:
+            values_AR, is_known_AR = label.values(counts_NR)
+            sums_AR += label.scale * values_AR
+            num_labels_AR += is_known_AR
+        return dict(zip(RANKING_NAMES, sums_AR / np.maximum(1, num_labels_AR), strict=True))
 
     def placements(self) -> npt.NDArray[np.int64]:
         """Return of each sample and label how many samples of the other kind are on its wrong side, twice; (N, L).
@@ -97,25 +100,6 @@ class Ranking:
 
         return np.array([(label.has_N.sum(), (~label.has_N).sum()) for label in self._labels])
 
-    def _values(self, counts_NR: npt.NDArray[np.float64]) -> dict[str, npt.NDArray[np.float64]]:
-        import numpy as np
-
-        area_R, precision_R, num_areas_R, num_precisions_R = np.zeros((4, counts_NR.shape[1]))
-        for label in self._labels:
-            found_TR, others_TR = label.groups(counts_NR)
-            found_so_far_TR, others_so_far_TR = found_TR.cumsum(axis=0), others_TR.cumsum(axis=0)
-            found_R, others_R = found_so_far_TR[-1], others_so_far_TR[-1]
-            above_TR = found_so_far_TR - found_TR / 2  # with equal scores, half of them
-            area_R += label.scale * (others_TR * above_TR).sum(axis=0) / np.maximum(1, found_R * others_R)
-            precision_TR = found_so_far_TR / np.maximum(1, found_so_far_TR + others_so_far_TR)
-            precision_R += label.scale * (found_TR * precision_TR).sum(axis=0) / np.maximum(1, found_R)
-            num_areas_R += found_R * others_R > 0
-            num_precisions_R += found_R > 0
-        return {
-            ROC_AUC.name: area_R / np.maximum(1, num_areas_R),
-            AVERAGE_PRECISION.name: precision_R / np.maximum(1, num_precisions_R),
-        }
-
 
 class _Label:
     """Samples in the order of the scores of one label, the highest first.
@@ -127,32 +111,72 @@ class _Label:
         import numpy as np
         from scipy import sparse
 
-        order_N = np.argsort(-scores_N, kind="stable")
-        sorted_N = scores_N[order_N]
-        starts_T = np.flatnonzero(np.concatenate([[True], sorted_N[1:] != sorted_N[:-1]]))
-        # Following samples without the label may be taken together: between them, no metric changes.
-        has_some_T = np.logical_or.reduceat(has_N[order_N], starts_T)
-        starts_T = starts_T[np.concatenate([[True], has_some_T[1:] | has_some_T[:-1]])]
-        self.has_N = has_N
-        self.group_N = np.empty(len(order_N), dtype=np.int64)
-        """The group of each sample: those of one score, or several without the label."""
-        self.group_N[order_N] = np.arange(len(starts_T)).repeat(np.diff(starts_T, append=len(order_N)))
-        rows_N = np.where(has_N, 0, len(starts_T)) + self.group_N
-        cells = np.ones(len(rows_N)), (rows_N, np.arange(len(rows_N)))
-        self._sums = sparse.csr_array(cells, shape=(2 * len(starts_T), len(rows_N)))
+        self._scores_N, self.has_N = scores_N, has_N
         self.scale = float("nan") if np.isnan(scores_N).any() else 1.0
+        order_N = np.argsort(-scores_N, kind="stable")
+        starts_T, is_tied_T = _groups(scores_N[order_N], has_N[order_N])
+        # Group t is at t % S, t // S: sums along S are then of whole rows, which a processor adds several at a time.
+        columns_T, steps_T = np.divmod(np.arange(len(starts_T)), _NUM_STEPS)
+        num_places = _NUM_STEPS * (int(columns_T[-1]) + 1)
+        places_T = steps_T * (num_places // _NUM_STEPS) + columns_T
+        self._tied = places_T[is_tied_T]
+        place_N = np.empty_like(order_N)
+        place_N[order_N] = places_T.repeat(np.diff(starts_T, append=len(order_N)))
+        cells = np.ones(len(place_N), np.float32), (np.where(has_N, 0, num_places) + place_N, np.arange(len(place_N)))
+        self._sums = sparse.csr_array(cells, shape=(2 * num_places, len(place_N)))
 
-    def groups(self, counts_NR: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-        """Return how many samples of each group have the label and how many don't, both (T, R)."""
-        counts_TR = self._sums @ counts_NR
-        return counts_TR[: len(counts_TR) // 2], counts_TR[len(counts_TR) // 2 :]
+    def values(self, counts_NR: npt.NDArray[np.floating[Any]]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
+        """Return the area and the precision of draws, and which of them are known, both (2, R)."""
+        import numpy as np
+
+        num_draws = counts_NR.shape[1]
+        sums_TR = (self._sums @ counts_NR).reshape(2, -1, num_draws)
+        found_TR, tied_TR = sums_TR[0].copy(), sums_TR[1, self._tied]
+        sums_SCR = sums_TR.reshape(2, _NUM_STEPS, -1, num_draws)
+        for step in range(1, _NUM_STEPS):
+            sums_SCR[:, step] += sums_SCR[:, step - 1]
+        sums_SCR += (sums_SCR[:, -1].cumsum(axis=1) - sums_SCR[:, -1])[:, None]
+        found_so_far_TR, others_so_far_TR = sums_TR
+        found_R, others_R = sums_TR[:, -1].astype(np.float64)
+        wrong_R = _dot(found_TR, others_so_far_TR) - _dot(found_TR[self._tied], tied_TR) / 2
+        others_so_far_TR += found_so_far_TR  # in place: new memory takes as long as the sums
+        num_so_far_TR = np.maximum(1, others_so_far_TR, out=others_so_far_TR)
+        precise_R = _dot(found_TR, np.divide(found_so_far_TR, num_so_far_TR, dtype=np.float64))
+        pairs_R = found_R * others_R
+        values_AR = np.stack([1 - wrong_R / np.maximum(1, pairs_R), precise_R / np.maximum(1, found_R)])
+        is_known_AR = np.stack([pairs_R > 0, found_R > 0])
+        return values_AR * is_known_AR, is_known_AR
 
     def placements(self) -> npt.NDArray[np.int64]:
         """Return the column of `Ranking.placements`."""
         import numpy as np
 
-        found_T, others_T = (of_TR[:, 0] for of_TR in self.groups(np.ones((len(self.group_N), 1))))
-        others_above_T = 2 * others_T.cumsum() - others_T
-        found_below_T = 2 * (found_T.sum() - found_T.cumsum()) + found_T
-        wrong_N = np.where(self.has_N, others_above_T[self.group_N], found_below_T[self.group_N])
-        return wrong_N.astype(np.int64)
+        found, others = (np.sort(self._scores_N[has_N]) for has_N in (self.has_N, ~self.has_N))
+        found_below_N, others_below_N = (
+            np.searchsorted(of, self._scores_N, "left") + np.searchsorted(of, self._scores_N, "right")
+            for of in (found, others)
+        )
+        return np.where(self.has_N, 2 * len(others) - others_below_N, found_below_N)
+
+
+def _groups(
+    scores_N: npt.NDArray[np.float32], has_N: npt.NDArray[np.bool_]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    """Return where groups of sorted samples start, and which have samples with the label and others of one score.
+
+    Others above samples with the label are taken together with these: between them, no metric changes.
+    """
+    import numpy as np
+
+    starts_T = np.flatnonzero(np.concatenate([[True], scores_N[1:] != scores_N[:-1]]))
+    has_some_T, has_others_T = (np.logical_or.reduceat(of_N, starts_T) for of_N in (has_N, ~has_N))
+    is_tied_T = has_some_T & has_others_T
+    is_start_T = np.concatenate([[True], has_some_T[:-1] | is_tied_T[1:]])
+    return starts_T[is_start_T], is_tied_T[np.flatnonzero(is_start_T)]
+
+
+def _dot(one_TR: npt.NDArray[np.floating[Any]], other_TR: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.float64]:
+    import numpy as np
+
+    products_R: npt.NDArray[np.float64] = np.einsum("tr,tr->r", one_TR, other_TR, dtype=np.float64)
+    return products_R

@@ -91,6 +91,7 @@ def test_the_same_seed_gives_the_same_bytes_and_chunks_change_nothing(monkeypatc
         assert (drop_of(base, own, metric, seed=8).drops_R != first.drops_R).any()
         with monkeypatch.context() as patched:
             patched.setattr(bootstrap, "_MAX_CHUNK_BYTES", 8 * 60 * 13)
+            patched.setattr(bootstrap, "_CACHE_BYTES", 8 * 60 * 4)
             again = drop_of(base, own, metric)
         assert (again.drops_R == first.drops_R).all() and again.acceleration == pytest.approx(first.acceleration)
 
@@ -158,7 +159,7 @@ def test_a_drop_of_rare_mistakes_is_seldom_above_the_limit(mistaken: float, monk
         own_N = np.where(is_mistaken_N, random.normal(size=num), base_N + 0.02 * random.normal(size=num))
         return [rows(base_N, has_N), rows(own_N, has_N)]
 
-    large = [Ranking(of).values(np.ones((1, 200_000))) for of in draw(200_000, np.random.default_rng(0))]
+    large = [Ranking(of).values(np.ones((200_000, 1))) for of in draw(200_000, np.random.default_rng(0))]
     passed = {"roc_auc": 0, "average_precision": 0}
     for seed in range(60):
         base, own = draw(1000, np.random.default_rng(seed))

@@ -34,7 +34,7 @@ def rows(scores: npt.NDArray[np.floating], has: npt.NDArray[np.bool_]) -> npt.ND
 
 
 def values(rows_NL2: npt.NDArray[np.float32]) -> tuple[float, float]:
-    found = Ranking(rows_NL2).values(np.ones((1, len(rows_NL2))))
+    found = Ranking(rows_NL2).values(np.ones((len(rows_NL2), 1)))
     return float(found["roc_auc"][0]), float(found["average_precision"][0])
 
 
@@ -58,11 +58,13 @@ def test_the_order_of_the_samples_changes_no_bit(name: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_a_draw_has_the_metrics_of_its_samples(name: str) -> None:
     rows_NL2 = rows(CASES[name], HAS_N)
-    draws_RN = RANDOM.integers(0, N, (70, N))  # more than are computed at a time
+    draws_RN = RANDOM.integers(0, N, (70, N))
     draws_RN[3] = np.flatnonzero(~HAS_N)[0]  # nothing to find
     draws_RN[4] = np.flatnonzero(HAS_N)[0]  # and nothing else
     counts_RN = np.stack([np.bincount(draw_N, minlength=N) for draw_N in draws_RN]).astype(float)
-    found = Ranking(rows_NL2).values(counts_RN)
+    found = Ranking(rows_NL2).values(counts_RN.T)
+    of_float32 = Ranking(rows_NL2).values(counts_RN.T.astype(np.float32))
+    assert all((of_float32[metric] == found[metric]).all() for metric in found)
     for row, draw_N in enumerate(draws_RN):
         own = found["roc_auc"][row], found["average_precision"][row]
         assert own == pytest.approx(values(rows_NL2[draw_N]), abs=1e-14), row
