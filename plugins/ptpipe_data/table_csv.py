@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import csv as python_csv
+import re
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +23,8 @@ BLOCK_BYTES = 32 << 20
 """A row must lie in one block."""
 _USUAL, _MIN_USUAL, _MAX_LINES = 0.05, 20, 20
 """Of rows and values: so many have a text of several lines, on average of fewer than so many, where these are usual."""
+_EXPECTED = re.compile(r"Expected (\d+) columns, got \d+")
+_MAX_SHOWN = 200
 _WHOLE_FLOAT = r"^([+-]?(?:0|[1-9][0-9]*))\.0$"
 """A whole number as pandas writes it into a column where others are missing."""
 
@@ -96,6 +100,48 @@ def advice(file: Path, config: TableFileConfig, error: str) -> str:
     if config.quoting and "Expected" in error and '"' in error:
         return ": if quotation marks are part of values, set `quoting` to false"
     return ""
+
+
+def row_of_another_length(file: Path, config: TableFileConfig, error: str) -> str | None:
+    """Return the lines of the first row that has another number of fields than it should, and both numbers.
+
+    None for another `error` of the parser, which knows rows, but neither their lines nor, of several blocks, the first.
+    """
+    found = _EXPECTED.search(error)
+    row = _row_of_another_length(file, config, int(found[1])) if found else None
+    if row is None or found is None:
+        return None
+    place, num_fields, text = row
+    fields = "1 field" if num_fields == 1 else f"{num_fields:,} fields"
+    owner = "`column_names`" if config.column_names else "the header"
+    return f"{place}: {fields}, where {owner} has {int(found[1]):,}: {text}"
+
+
+def _row_of_another_length(file: Path, config: TableFileConfig, num_expected: int) -> tuple[str, int, str] | None:
+    """Return its lines, its number of fields, and the beginning of what it has; None where there is none."""
+    own_lines = list[str]()
+
+    def lines() -> Iterator[str]:
+        for line in stream:
+            own_lines.append(line)
+            yield line
+
+    with file.open(newline="", encoding="utf-8", errors="replace") as stream:
+        rows = python_csv.reader(
+            lines(),
+            delimiter=DELIMITERS[file.suffix.lower()],
+            quoting=python_csv.QUOTE_MINIMAL if config.quoting else python_csv.QUOTE_NONE,
+        )
+        try:
+            for row in rows:
+                if row and len(row) != num_expected:
+                    first, last = rows.line_num - len(own_lines) + 1, rows.line_num
+                    place = f"line {first:,}" if first == last else f"lines {first:,} to {last:,}"
+                    return place, len(row), " ".join("".join(own_lines).split())[:_MAX_SHOWN]
+                own_lines.clear()
+        except python_csv.Error:  # a value is longer than it takes
+            pass
+    return None
 
 
 def _refuse_open_quotation(file: Path, content: pa.Table) -> None:

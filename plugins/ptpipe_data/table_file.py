@@ -18,7 +18,7 @@ from pyarrow import compute, json, parquet, types
 
 from ptpipe import StageError, nearest
 from ptpipe_data import table_paths as paths
-from ptpipe_data.table_csv import BLOCK_BYTES, advice, line_breaks, read_csv
+from ptpipe_data.table_csv import BLOCK_BYTES, advice, line_breaks, read_csv, row_of_another_length
 
 if TYPE_CHECKING:
     from ptpipe_data.table_config import TableFileConfig
@@ -253,7 +253,9 @@ def read_table(path: str, config: TableFileConfig, schema: pa.Schema | None = No
         raise
     except (pa.ArrowException, OSError, ValueError) as error:
         text = " ".join(str(error).split())[:300]
-        raise StageError(f"{file} can't be read: {text}{advice(file, config, text)}") from error
+        row = row_of_another_length(file, config, text)
+        place = f"{file}, {row}" if row else f"{file} can't be read: {text}"
+        raise StageError(f"{place}{advice(file, config, text)}") from error
     if not len(content):
         raise StageError(f"{file} has no rows")
     return TableFile(file, content, notices=[f"{file}: {notice}"] if notice else [])

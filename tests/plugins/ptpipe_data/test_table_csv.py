@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ptpipe import StageError
+from ptpipe_data import table_csv
 from ptpipe_data.table_config import TableConfig
 from ptpipe_data.table_file import TableFile, read_files, read_table
 
@@ -103,7 +104,8 @@ class TestQuotation:
         assert len(read(path, content, quoting=False).content) == 4
 
     def test_a_column_that_a_mark_swallowed(self, tmp_path: Path) -> None:
-        with pytest.raises(StageError, match=r'Expected 3 columns, got 2: 1,"x,2 3,.*: if quotation marks are part of'):
+        message = r't\.csv, lines 2 to 3: 2 fields, where the header has 3: 1,"x,2 3,.*: if quotation marks are part of'
+        with pytest.raises(StageError, match=message):
             read(tmp_path / "t.csv", 'a,b,y\n1,"x,2\n3,x,4\n')
 
     @pytest.mark.parametrize(
@@ -150,10 +152,43 @@ def test_what_a_writer_quotes_is_never_refused(
     assert read_table(str(path), config(path)).texts("y") == values
 
 
+class TestRowsOfOtherLengths:
+    @pytest.mark.parametrize(
+        ("row", "num_fields"), [("7", "1 field"), ("7,8,9", "3 fields"), ("7,", None), (",,", "3 fields"), ("", None)]
+    )
+    def test_the_line_is_named(self, tmp_path: Path, row: str, num_fields: str | None) -> None:
+        """Behind empty lines, which are no rows, and a value of two lines."""
+        path = tmp_path / "t.csv"
+        content = f'a,y\n\n1,"x\nx"\n{"2,x" + chr(10)}{row}\n3,x\n'
+        if num_fields is None:
+            read(path, content)
+        else:
+            with pytest.raises(StageError, match=rf"^{path}, line 6: {num_fields}, where the header has 2: {row}$"):
+                read(path, content)
+
+    def test_a_value_that_is_longer_than_pythons_reader_takes(self, tmp_path: Path) -> None:
+        with pytest.raises(
+            StageError, match=r"t\.csv can't be read: CSV parse error: Expected 2 columns, got 3: 1,2,3$"
+        ):
+            read(tmp_path / "t.csv", f"a,y\n{'x' * 200_000},1\n1,2,3\n")
+
+    def test_far_down(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """In another block of the file than the header."""
+        monkeypatch.setattr(table_csv, "BLOCK_BYTES", 1000)
+        path, rows = tmp_path / "t.tsv", ["a\ty", *(f"{number}\tx" for number in range(500))]
+        rows[432] = rows[470] = "432"
+        with pytest.raises(StageError, match=rf"^{path}, line 433: 1 field, where the header has 2: 432$"):
+            read(path, "\n".join(rows))
+
+    def test_marks_that_are_characters(self, tmp_path: Path) -> None:
+        with pytest.raises(StageError, match=r't\.csv, line 3: 1 field, where the header has 2: 5" x$'):
+            read(tmp_path / "t.csv", 'a,y\n5" x,1\n5" x\n5" x,2\n', quoting=False)
+
+
 class TestAdvice:
     def test_semicolons_and_decimal_commas(self, tmp_path: Path) -> None:
         with pytest.raises(
-            StageError, match=r"Expected 1 columns, got 3: 1,5;2,0: \.csv files separate columns by comm"
+            StageError, match=r"line 2: 3 fields, where the header has 1: 1,5;2,0: \.csv files separate columns by comm"
         ):
             read(tmp_path / "t.csv", "a;y\n1,5;2,0\n2,5;3,0\n")
 
