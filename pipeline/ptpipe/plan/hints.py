@@ -91,13 +91,14 @@ def same_name_hint(wanted: type, given: Iterable[type]) -> str:
 def beside_manifest_hint(manifest: Path, options: Mapping[str, JSON], message: str) -> str:
     """Return what to add to a message about a missing file that lies beside the manifest; else nothing.
 
-    `manifest`: its path. `options`: of the stage; one of them is the file. `message`: names it by its absolute path, as
-    options are relative to the working directory.
+    `manifest`: its path. `options`: of the stage; one of them is the file, relative to the working directory.
+    `message`: names it by its absolute path, or as the option does.
     """
     for value in (text for option in options.values() for text in (option if isinstance(option, list) else [option])):
-        if isinstance(value, str) and f"{(wanted := Path(value).absolute())} " in f"{message} ":
-            there = manifest.parent / value
-            if not _exists(wanted) and _exists(there):
+        if isinstance(value, str):
+            wanted, there = Path(value).absolute(), manifest.parent / value
+            is_named = f"{wanted} " in f"{message} " or f" {value} " in f" {message} "
+            if is_named and not _exists(wanted) and _exists(there):
                 return f"; it lies beside the manifest: run ptpipe in {manifest.parent}, or name it {there}"
     return ""
 

@@ -89,6 +89,8 @@ def test_a_class_of_the_same_name_is_explained():
         ("data/t.csv", "{wanted} does not exist"),
         ("../data/t.csv", "{wanted} and /x/t.csv do not exist"),
         ("data/t.csv", "there is no file {wanted}"),
+        ("data/t.csv", "weights file data/t.csv does not exist"),
+        ("data/t.csv", "can't read data/t.csv"),
         (["here.csv", "data/t.csv"], "{wanted} does not exist"),
     ],
 )
@@ -112,6 +114,7 @@ def test_other_messages_name_nothing_beside_the_manifest(tmp_path: Path, monkeyp
     for options, message in (
         ({"path": "t.csv"}, f"{tmp_path}/project/t.csv has no rows"),
         ({"path": "t.csv", "text": "t"}, f"{tmp_path}/project/t.csv does not exist"),
+        ({"path": "t.csv"}, "not.csv does not exist"),
         ({"path": "u.csv"}, f"{tmp_path}/project/u.csv does not exist"),
         ({"path": "x" * 5000}, f"{tmp_path}/project/{'x' * 5000} does not exist"),
         ({"path": "a\0b"}, f"{tmp_path}/project/a\0b does not exist"),
