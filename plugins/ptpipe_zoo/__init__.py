@@ -196,7 +196,7 @@ def torchvision(config: TorchvisionConfig, ctx: Context, data: Data) -> Model:
             raise StageError(f"{path} was not found: a run downloads it before its first stage")
         published.verify(path, url)
     if path is not None:
-        state, layers = weights.read_weights(path, ctx.notice), (network.stems, network.heads)
+        state, layers = weights.read_weights(path, ctx.notice, config.weights_entry), (network.stems, network.heads)
         for notice in weights.load_weights(network.module, state, *layers, source=str(path)):
             ctx.notice(notice)
     return nets.make_model(network.builder_ref, network.module, data.info, ctx)

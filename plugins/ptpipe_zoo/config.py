@@ -80,6 +80,12 @@ class TextLstmConfig(StageConfig):
     )
 
 
+WeightsEntry = Annotated[
+    str | None,
+    Field(min_length=1, description="the entry of weights_file to load, where several are state dicts: model_ema"),
+]
+
+
 class TorchvisionConfig(StageConfig):
     """Options of `model.torchvision`."""
 
@@ -93,6 +99,7 @@ class TorchvisionConfig(StageConfig):
     weights_file: str | None = Field(
         None, min_length=1, description="local state dict to load: safetensors, or a file of torch.save"
     )
+    weights_entry: WeightsEntry = None
 
     @field_validator("name")
     @classmethod
@@ -108,13 +115,15 @@ class TorchvisionConfig(StageConfig):
 
     @model_validator(mode="after")
     def _has_one_source(self) -> Self:
-        _check_sources(self.weights, self.weights_file)
+        _check_sources(self.weights, self.weights_file, self.weights_entry)
         return self
 
 
-def _check_sources(weights: str | None, weights_file: str | None) -> None:
+def _check_sources(weights: str | None, weights_file: str | None, weights_entry: str | None) -> None:
     if weights and weights_file:
         raise ValueError("give weights or weights_file, not both")
+    if weights_entry and not weights_file:
+        raise ValueError("weights_entry is an entry of weights_file, which is not given")
 
 
 _ANY_JSON = {"type": ["boolean", "integer", "number", "string", "array", "object", "null"]}
@@ -139,6 +148,7 @@ class TimmConfig(StageConfig):
     weights_file: str | None = Field(
         None, min_length=1, description="local state dict to load: safetensors, or a file of torch.save"
     )
+    weights_entry: WeightsEntry = None
 
     @field_validator("name")
     @classmethod
@@ -151,7 +161,7 @@ class TimmConfig(StageConfig):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        _check_sources(self.weights, self.weights_file)
+        _check_sources(self.weights, self.weights_file, self.weights_entry)
         if reserved := sorted(TIMM_RESERVED & self.arguments.keys()):
             raise ValueError(f"arguments: {', '.join(reserved)} can't be given")
         return self
@@ -204,12 +214,18 @@ class PythonModelConfig(StageConfig):
         min_length=1,
         description="state dict to load, or a checkpoint with one: safetensors, or a file of torch.save",
     )
+    weights_entry: WeightsEntry = None
     reads: tuple[str, ...] = Field(
         (),
         max_length=1000,
         description="files and folders that the function reads and that Python does not open, as for torch.jit.load: a "
         "change of one reruns the stage, as for a file that Python opens",
     )
+
+    @model_validator(mode="after")
+    def _has_the_file_of_its_entry(self) -> Self:
+        _check_sources(None, self.weights_file, self.weights_entry)
+        return self
 
 
 class OnnxModelConfig(StageConfig):

@@ -43,9 +43,7 @@ def build_model(config: PythonModelConfig, ctx: Context, data: Data) -> Model:
         network = nets.build_seeded(reference, ctx.seed)
     _check_network(network, maker)
     if config.weights_file is not None:
-        path = Path(config.weights_file).expanduser()
-        for notice in weights.load_state(network, weights.read_weights(path, ctx.notice), str(path)):
-            ctx.notice(notice)
+        _load_weights(network, Path(config.weights_file).expanduser(), config.weights_entry, ctx)
     else:
         weights.refuse_not_finite(network, maker)
     inputs = _inputs(data)
@@ -75,6 +73,11 @@ def build_model(config: PythonModelConfig, ctx: Context, data: Data) -> Model:
     model = nets.with_signature(reference, network, signature, ctx)
     _check_rebuilt(_call(model.build(), inputs, signature, file, maker, data.info), outputs, maker)
     return model
+
+
+def _load_weights(network: nn.Module, path: Path, entry: str | None, ctx: Context) -> None:
+    for notice in weights.load_state(network, weights.read_weights(path, ctx.notice, entry), str(path)):
+        ctx.notice(notice)
 
 
 def _check_network(network: object, maker: str) -> None:

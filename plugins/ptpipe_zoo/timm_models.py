@@ -100,7 +100,9 @@ def build_model(config: TimmConfig, ctx: Context, data: Data) -> Model:
         hub.verify(path)
     if path is not None:
         layers = _layers(network, "first_conv"), _layers(network, "classifier")
-        state, notices = unwrapped(read_weights(path, ctx.notice), network.state_dict(), str(path))
+        state, notices = unwrapped(
+            read_weights(path, ctx.notice, config.weights_entry), network.state_dict(), str(path)
+        )
         for notice in (*notices, *load_weights(network, _renamed(state, network), *layers, source=str(path))):
             ctx.notice(notice)
     return nets.make_model(builder_ref, network, data.info, ctx)

@@ -49,25 +49,32 @@ class _Unread:
         pass
 
 
-def read_weights(path: Path, notice: Callable[[str], None]) -> dict[str, torch.Tensor]:
+def read_weights(path: Path, notice: Callable[[str], None], entry: str | None = None) -> dict[str, torch.Tensor]:
     """Read a state dict from a safetensors file, or from one of torch.save without executing pickled code.
 
-    `notice`: receives the line about a checkpoint of which one entry is the state dict. Raises StageError if the file
-    can't be read, or has no state dict or several.
+    `notice`: receives the line about a checkpoint of which one entry is the state dict. `entry`: which one is, where
+    there are several. Raises StageError if the file can't be read, or has no such state dict.
     """
     content = _content(path)
-    if _is_state_dict(content):
+    if _is_state_dict(content) and entry is None:
         return dict(content)
     entries = content.items() if isinstance(content, Mapping) else ()
     found = {str(key): value for key, value in entries if _is_state_dict(value)}
-    if len(found) == 1:
+    if entry is None and len(found) == 1:
         ((name, state),) = found.items()
         notice(f"the weights are those of the entry {name!r} of {path}")
         return dict(state)
-    names = " and ".join(map(repr, found))
+    if entry in found:
+        return dict(found[entry])
     what = "an object of another class" if isinstance(content, _Unread) else f"a {type(content).__name__}"
-    reason = f"its entries {names} are: save one of them" if found else f"it contains {what}"
-    raise StageError(f"{path} is not a state dict; {reason}")
+    reason = f"it contains {what}"
+    if _is_state_dict(content):
+        reason = "it is one itself: leave `weights_entry` out"
+    elif found:
+        names = " and ".join(map(repr, found))
+        reason = f"its entries {names} are: choose one by `weights_entry`" if entry is None else f"it has {names}"
+    what = "is not a state dict;" if entry is None else f"has no state dict {entry!r}:"
+    raise StageError(f"{path} {what} {reason}")
 
 
 def _content(path: Path) -> Any:

@@ -63,6 +63,13 @@ def problems(stage: Stage, **options: object) -> list[tuple[str, str | None]]:
         (ptpipe_zoo.text_lstm, {"bidirectional": True}, "bidirectional"),
         (ptpipe_zoo.torchvision, {}, "'name'"),
         (ptpipe_zoo.timm, {"name": "resnet18", "weights": "a1_in1k", "weights_file": "w.pth"}, "not both"),
+        (ptpipe_zoo.timm, {"name": "resnet18", "weights_entry": "ema"}, "weights_entry is an entry of weights_file"),
+        (ptpipe_zoo.torchvision, {"name": "resnet18", "weights_entry": "ema"}, "weights_entry is an entry of weig"),
+        (
+            ptpipe_zoo.python_model,
+            {"file": "m.py", "function": "f", "weights_entry": "ema"},
+            "weights_entry is an entr",
+        ),
         (ptpipe_zoo.timm, {"name": "resnet18", "arguments": {"pretrained": True}}, "pretrained can't be given"),
         (ptpipe_zoo.transformers, {}, "give config or folder, one of them"),
         (ptpipe_zoo.transformers, {"config": {"hidden_size": 8}}, "config has no model_type"),

@@ -39,12 +39,12 @@ def published_net():
 
 @pytest.fixture
 def make(make_data, ctx):
-    def make_(state, path, *, channels=3, num_classes=5):
+    def make_(state, path, *, channels=3, num_classes=5, entry=None):
         if path.suffix == ".safetensors":
             save_file(state, path)
         else:
             torch.save(state, path)
-        config = TorchvisionConfig(name=NAME, weights_file=str(path))
+        config = TorchvisionConfig(name=NAME, weights_file=str(path), weights_entry=entry)
         return torchvision_stage(config, ctx, make_data((channels, 32, 32), num_classes))
 
     return make_
@@ -238,7 +238,7 @@ def test_code_in_a_weights_file_is_not_run(make, tmp_path):
     [
         (
             {"epoch": 3, "model": {"fc.weight": torch.zeros(1)}, "model_ema": {"fc.weight": torch.zeros(1)}},
-            "is not a state dict; its entries 'model' and 'model_ema' are: save one of them",
+            "is not a state dict; its entries 'model' and 'model_ema' are: choose one by `weights_entry`",
         ),
         ({"epoch": 3}, "is not a state dict; it contains a dict"),
         ({}, "is not a state dict; it contains a dict"),
@@ -249,6 +249,31 @@ def test_code_in_a_weights_file_is_not_run(make, tmp_path):
 def test_a_file_of_something_else_is_refused(make, tmp_path, content, message):
     with pytest.raises(StageError, match=message):
         make(content, tmp_path / "w.pth")
+
+
+@pytest.mark.parametrize("entry", ["model", "model_ema"])
+def test_one_of_several_state_dicts_is_chosen(make, published_net, tmp_path, events, entry):
+    state = published_net.state_dict()
+    other = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
+    content = {"epoch": 3, "model": other, "model_ema": other} | {entry: state}
+    model = make(content, tmp_path / "w.pth", num_classes=1000, entry=entry)
+    assert all(torch.equal(model.tensors[name], tensor) for name, tensor in state.items()) and not notices(events)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            {"model": {"fc.weight": torch.zeros(1)}, "ema": {"fc.weight": torch.zeros(1)}, "net": 1},
+            "has no state dict 'net': it has 'model' and 'ema'",
+        ),
+        ({"fc.weight": torch.zeros(1)}, "has no state dict 'net': it is one itself: leave `weights_entry` out"),
+        (torch.zeros(3), "has no state dict 'net': it contains a Tensor"),
+    ],
+)
+def test_a_state_dict_that_is_not_there_is_refused(make, tmp_path, content, message):
+    with pytest.raises(StageError, match=message):
+        make(content, tmp_path / "w.pth", entry="net")
 
 
 @pytest.mark.parametrize("name", ["w.pth", "w.safetensors"])
