@@ -74,14 +74,15 @@ class Gate:
 
 @dataclass
 class Notices:
-    """Every notice of a run, once, in order of arrival."""
+    """Every notice of a run, once, in order of arrival. What several stages say is one notice, of all of them."""
 
-    _seen: dict[Notice, None] = field(default_factory=dict)
+    _stages: dict[str, dict[str, None]] = field(default_factory=dict)
+    """Of each text, in order."""
 
     def add(self, notice: Notice) -> bool:
-        """Add it; return False if it was there already (a finished stage repeats all of its notices)."""
-        is_new = notice not in self._seen
-        self._seen[notice] = None
+        """Add it; return False if its text was there already (a finished stage repeats all of its notices)."""
+        is_new = notice.text not in self._stages
+        self._stages.setdefault(notice.text, {})[notice.stage_id] = None
         return is_new
 
     def add_all(self, stage: StageFinished) -> list[Notice]:
@@ -89,7 +90,7 @@ class Notices:
         return [notice for text in stage.notices if self.add(notice := Notice(stage.stage_id, text))]
 
     def __iter__(self) -> Iterator[Notice]:
-        return iter(self._seen)
+        return (Notice(", ".join(filter(None, stages)), text) for text, stages in self._stages.items())
 
 
 def ending(finished: RunFinished) -> str:

@@ -307,6 +307,13 @@ def test_a_notice_is_shown_on_arrival_and_at_the_end(script) -> None:
     assert [line for line in shown if line.startswith("▲")] == ["▲ data: stand-in", "▲ of the run"] * 2
 
 
+def test_what_several_stages_say_is_shown_once_and_at_the_end_with_all_of_them(script) -> None:
+    stages = [script.stage(name, "export.onnx", notices=("may saturate",)) for name in ("static", "qat")]
+    shown = shown_lines(on(None), script, stages, {name: [Notice(name, "may saturate")] for name in ("static", "qat")})
+    notices = [line for line in shown if line.startswith("▲")]
+    assert notices == ["▲ static: may saturate", "▲ static, qat: may saturate"]
+
+
 @pytest.mark.parametrize(("seconds", "times"), [(29.0, 1), (31.0, 2)])
 def test_a_notice_of_a_short_run_is_still_on_the_screen(script, seconds, times) -> None:
     console, stages = on(None), [script.stage("data", "data.mnist", notices=("stand-in",))]

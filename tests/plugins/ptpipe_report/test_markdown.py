@@ -240,6 +240,13 @@ def test_every_notice_is_in_the_file_once(script, tmp_path) -> None:
     assert text.count("a reporter was switched off") == 1
 
 
+def test_what_several_stages_say_is_one_notice(script, tmp_path) -> None:
+    stages = [script.stage(name, "export.onnx", notices=("may saturate",)) for name in ("static", "qat")]
+    script.play([MarkdownReport()], stages)
+    text = (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert text.count("may saturate") == 1 and "static, qat: may saturate" in text
+
+
 def test_an_unwritable_folder_leaves_the_old_report(script, tmp_path) -> None:
     (tmp_path / "report.md").write_text("old")
     script.folder = tmp_path / "gone"
