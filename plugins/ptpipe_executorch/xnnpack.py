@@ -23,6 +23,7 @@ from ptpipe_torch.errors import export_failure
 from ptpipe_torch.int8.decomposed import DEQUANTIZE, QUANTIZE
 from ptpipe_torch.model.example_inputs import zeros
 from ptpipe_torch.model.outputs import exported_names
+from ptpipe_torch.runtime import loggers_limited
 
 Run: TypeAlias = Callable[[Sequence["npt.NDArray[Any]"]], list["npt.NDArray[Any]"]]
 
@@ -289,21 +290,16 @@ class _Reasons(logging.Handler):
 def _quiet() -> Iterator[Mapping[str, str]]:
     """Silence ExecuTorch and torch.export inside the `with`; yield why operators are not given to XNNPACK, by name."""
     log, reasons = logging.getLogger(_PARTITIONER_LOG), _Reasons()
-    loggers = [logging.getLogger(name) for name in _LOGGERS]
-    former = [(logger, logger.level, logger.propagate) for logger in (*loggers, log)]
-    try:
-        for logger in loggers:
-            logger.setLevel(logging.ERROR)
-        log.setLevel(logging.DEBUG)
+    propagates = log.propagate
+    with loggers_limited(_LOGGERS), loggers_limited([_PARTITIONER_LOG], logging.DEBUG):
         log.propagate = False
         log.addHandler(reasons)
-        with warnings.catch_warnings(action="ignore"):
-            yield reasons.found
-    finally:
-        log.removeHandler(reasons)
-        for logger, level, propagate in former:
-            logger.setLevel(level)
-            logger.propagate = propagate
+        try:
+            with warnings.catch_warnings(action="ignore"):
+                yield reasons.found
+        finally:
+            log.removeHandler(reasons)
+            log.propagate = propagates
 
 
 @contextmanager
