@@ -56,6 +56,7 @@ def compare_models(config: CompareConfig, ctx: Context, models: Sequence[Deploya
     rows, peaks = timed_rows(config, ctx, split, rows, models, names.index(baseline))
     recorded = [one.samples for one in evaluated]
     trivial = trivial_answer(data.info.task, split.samples.targets, len(split.samples))
+    ctx.progress(1, None, "step", doing="computing intervals")
     samples = pair(data.info.task, recorded, names.index(baseline), split.samples.ids.tolist(), ctx.seed)
     samples = replace(samples, targets_sha256=targets_sha256(split.samples, data.info.task))
     comparison = Comparison(

@@ -6,7 +6,7 @@ Whatever conversion would refuse later is found here: before training or calibra
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -58,6 +58,7 @@ def prepare_model(
         expected = Expected.of(network, model.signature, train=train)
         is_random = isinstance(config, PrepareQatConfig) and draws_in_training(network, expected.inputs)
         del network  # what it keeps of a call, such as positions, would become part of its graph: a new one is traced
+        ctx.progress(1, None, "step", doing="tracing the network")
         transform, module = _Preparation(config, ctx, model, expected).apply(transform)
         _report_layers(module, ctx, may_be_idle=may_be_idle)
         computed = module.meta[transforms.COMPUTED] if isinstance(config, PrepareQatConfig) else ()
@@ -67,8 +68,10 @@ def prepare_model(
         folded = module.meta[transforms.FOLDED]
         for name in folded:
             ctx.log(f"{name} is folded into the transposed convolution in front of it: it is trained as part of it")
+        ctx.progress(2, None, "step", doing="comparing its outputs")
         check_prepared(ctx, module, expected, model.build, folded)
         if isinstance(config, PrepareQatConfig):
+            ctx.progress(3, None, "step", doing="comparing its gradients")
             build, is_train = functools.partial(with_frozen, model.build, folded), expected.train_outputs is not None
             check_gradients(ctx, module, expected.inputs, build, train=is_train, route=config.route)
         if is_random and not draws_in_training(module, expected.inputs):
@@ -195,12 +198,26 @@ def _stay_float(names: Sequence[str]) -> str:
     return f"{', '.join(map(str, truncated(names, 5)))} {'stays' if len(names) == 1 else 'stay'} float"
 
 
+def _with_reasons(kept_float: Mapping[str, str]) -> str:
+    """Return how many layers stay float, and the first ones with their reasons. `kept_float`: the reason of each."""
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in kept_float.items():
+        by_reason.setdefault(reason, []).append(name)
+    shown = [f"{', '.join(map(str, truncated(names, 3)))}: {reason}" for reason, names in by_reason.items()]
+    more = f"; for {len(shown) - 2} more reasons see the run's log" if len(shown) > 3 else ""
+    number = "1 layer stays" if len(kept_float) == 1 else f"{len(kept_float)} layers stay"
+    return f"{number} float ({'; '.join(shown[: 2 if more else 3])}{more})"
+
+
 def _report_layers(prepared: GraphModule, ctx: Context, *, may_be_idle: bool) -> None:
     """Log what stays float, and what options by layer reach. Raises StageError for a pattern that decides nothing."""
     if prepared.meta[transforms.IDLE] and not may_be_idle:
         raise StageError(prepared.meta[transforms.IDLE][0])
-    for name, reason in prepared.meta[transforms.KEPT_FLOAT].items():
+    kept_float = prepared.meta[transforms.KEPT_FLOAT]
+    for name, reason in kept_float.items():
         ctx.log(f"{name} stays float: {reason}")
+    if kept_float:
+        ctx.notice(_with_reasons(kept_float))
     for name, others in prepared.meta[transforms.MERGED].items():
         ctx.log(f"{name} is one convolution with {', '.join(others)}: their outputs are added")
     if num_left := prepared.meta[transforms.NUM_SUMS]:

@@ -50,6 +50,7 @@ def dynamic(config: DynamicConfig, ctx: Context, model: Model) -> Model:
     """Implement `quant.dynamic`."""
     _check_float(model, ctx.kind)
     narrow_weights = _reduced_range(config, ctx)
+    ctx.progress(1, None, "step", doing="finding the layers")
     run, module = FloatRun.of(model, ctx.kind), model.build()
     skipped = float_names(module, config.skip)
     attention = separable_layers(model.build, run.is_reproduced_by, ctx)
@@ -65,6 +66,7 @@ def dynamic(config: DynamicConfig, ctx: Context, model: Model) -> Model:
     for pattern in idle_patterns(module, config.skip, nn.Linear, nn.MultiheadAttention, *storable):
         ctx.notice(f"skip: {pattern!r} matches no layer that {ctx.kind} would quantize")
     names = [name for name in layers_to_quantize(module, config.skip, *storable) if name not in layers]
+    ctx.progress(2, None, "step", doing="converting the layers")
     stored = round_weights(module, storable_layers(module, names), per_channel=config.weights == "per_channel")
     recipe = replace(model.recipe, convert=tuple(steps), backend=config.engine)
     converted = _int8(Model.from_module(recipe, module), ctx, stored)
@@ -138,6 +140,7 @@ def calibrate(config: CalibrateConfig, ctx: Context, model: Model, data: Data) -
 def convert(ctx: Context, model: Model) -> Model:
     """Implement `quant.convert`."""
     model = without_float_tensors(model)
+    ctx.progress(1, None, "step", doing="converting the layers")
     prepared = calibrated_network(model, ctx.kind)
     standard = _standard(model)
     freeze_ranges(prepared)
@@ -147,6 +150,7 @@ def convert(ctx: Context, model: Model) -> Model:
 
     def check(module: nn.Module) -> None:
         assert isinstance(module, GraphModule), type(module)
+        ctx.progress(2, None, "step", doing="comparing the layers")
         inputs = probe_inputs(module, model.signature.inputs)
         check_int8(ctx, module, prepared, inputs, backend=str(model.recipe.backend))
 

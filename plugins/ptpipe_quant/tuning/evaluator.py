@@ -123,7 +123,7 @@ class Evaluator:
         def tell(event: Any) -> None:
             if isinstance(event, Metric):
                 self._metrics[event.name] = event.value
-            elif isinstance(event, Progress):
+            elif isinstance(event, Progress) and event.total is not None:  # of samples, not of steps
                 self.on_samples(event.done)
             elif isinstance(event, LogLine):
                 self.ctx.log(event.text)

@@ -153,6 +153,8 @@ def test_a_model_with_nan_logits_is_named(digits, linear_model, weights, context
 def test_progress_and_metrics_are_reported(digits, pair, context, events) -> None:
     made = eval_compare(CompareConfig(**QUICK), context(models=("a", "b")), pair, digits)
     steps = [event for event in events if isinstance(event, Progress)]
+    *steps, last = steps
+    assert last.facts == {"doing": "computing intervals"}
     assert [(step.done, step.total, step.facts["model"]) for step in steps][-1] == (800, 800, "b")
     assert [step.done for step in steps] == sorted(step.done for step in steps)
     metrics = {event.name: event.value for event in events if isinstance(event, Metric)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from typing import Any
 
 import numpy as np
@@ -173,6 +174,8 @@ def test_what_stays_float_is_reported(ctx, events) -> None:
     prepare(PrepareConfig(), ctx, model_of("penalized"))
     assert "` stays float: w is used by something else as well" in texts(events, LogLine)
     assert "functional.py:" in texts(events, LogLine)
+    (notice,) = (event.text for event in events if isinstance(event, Notice))
+    assert re.fullmatch(r"1 layer stays float \(\S*functional\.py:.*: w is used by something else as well\)", notice)
 
 
 @needs_fbgemm_fault

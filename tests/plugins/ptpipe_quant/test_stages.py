@@ -482,5 +482,9 @@ def engine_and_threads_stay() -> Iterator[None]:
 
 
 def test_progress_is_reported(trained, digits, ctx, events) -> None:
-    calibrate(CalibrateConfig(num_samples=100), ctx, prepare(PrepareConfig(backend=FIRST), ctx, trained), digits)
-    assert [(event.done, event.total) for event in events if isinstance(event, Progress)] == [(64, 100), (100, 100)]
+    prepared = prepare(PrepareConfig(backend=FIRST), ctx, trained)
+    convert(ConvertConfig(), ctx, calibrate(CalibrateConfig(num_samples=100), ctx, prepared, digits).model)
+    found = [event for event in events if isinstance(event, Progress)]
+    assert [(event.done, event.total) for event in found if event.total] == [(64, 100), (100, 100)]
+    doing = ["tracing the network", "comparing its outputs", "converting the layers", "comparing the layers"]
+    assert [event.facts["doing"] for event in found if not event.total] == doing
