@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import psutil
 import pytest
@@ -60,6 +60,17 @@ class Running:
         arguments = ["run", str(manifest), "--artifacts", str(artifacts), "--json"]
         self.process = Fork(run_ptpipe, *arguments) if forked else start(arguments)
         self.main = psutil.Process(self.process.pid)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        """End what a failing test has left."""
+        if isinstance(self.process, Fork):
+            self.process.__exit__(*raised)
+        elif self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.communicate()
 
     def others(self, is_worker: bool) -> list[psutil.Process]:
         """The workers of the training, or the processes that load data."""
@@ -157,32 +168,43 @@ def wait_for(condition: Callable[[], bool], timeout_s: float) -> bool:
 def test_whatever_is_killed_the_outcome_is_the_same(tmp_path: Path, mode: str) -> None:
     manifest = tmp_path / "kills.yaml"
     manifest.write_text(MANIFEST.format(parallel=MODES[mode]), encoding="utf-8")
-    run = Running(manifest, tmp_path / "undisturbed", forked=False)  # all forks have the same hashes of strings
-    if not THOROUGH:  # forks have imported everything
-        wait_for(lambda: run.num_commits() > 0, 60)
-    begin = time.perf_counter()
-    undisturbed = run.outputs()
-    whole_s = time.perf_counter() - begin
+    with Running(manifest, tmp_path / "undisturbed", forked=False) as run:  # all forks have the same hashes of strings
+        if not THOROUGH:  # forks have imported everything
+            wait_for(lambda: run.num_commits() > 0, 60)
+        begin = time.perf_counter()
+        undisturbed = run.outputs()
+        whole_s = time.perf_counter() - begin
     chance, tried = random.Random(f"{mode} {NUM_SIGNALS}"), []
     actions = [action for action in ACTIONS if mode == "ddp" or action is not kill_worker]
     while len(tried) < NUM_SIGNALS:
-        running = Running(manifest, tmp_path / "artifacts")
         action = actions[len(tried) % len(actions)]
-        if chance.random() < 0.5:  # at a commit, or at any moment
-            wanted = running.num_commits() + chance.randrange(1, 5)
-            wait_for(lambda: running.num_commits() >= wanted or running.is_over(), 60)  # noqa: B023  # called here
-        else:
-            wait_for(running.is_over, chance.uniform(0.05, 0.9) * whole_s)
-        if is_running := not running.is_over():
-            action(running)
-        stderr = running.process.communicate(timeout=60)[1]
-        if is_running:
-            tried.append(action.__name__)
-            code = running.process.returncode
-            assert code in (*ACTIONS[action], 0), (tried, stderr)
-            assert "Traceback" not in stderr or code in STARTING, (tried, stderr)
-            assert wait_for(lambda: not processes_of(running), 5), (tried, processes_of(running))  # noqa: B023
+        with Running(manifest, tmp_path / "artifacts") as running:
+            if signalled(running, action, chance, whole_s):
+                tried.append(action.__name__)
         if running.process.returncode == 0:
-            assert Running(manifest, tmp_path / "artifacts").outputs() == undisturbed, tried
+            assert outputs_of(manifest, tmp_path / "artifacts") == undisturbed, tried
             shutil.rmtree(tmp_path / "artifacts")
-    assert Running(manifest, tmp_path / "artifacts").outputs() == undisturbed, tried
+    assert outputs_of(manifest, tmp_path / "artifacts") == undisturbed, tried
+
+
+def signalled(running: Running, action: Callable[[Running], None], chance: random.Random, whole_s: float) -> bool:
+    """Do something to a run at a random moment and check how it ends; return whether it wasn't over before."""
+    if chance.random() < 0.5:  # at a commit, or at any moment
+        wanted = running.num_commits() + chance.randrange(1, 5)
+        wait_for(lambda: running.num_commits() >= wanted or running.is_over(), 60)
+    else:
+        wait_for(running.is_over, chance.uniform(0.05, 0.9) * whole_s)
+    if is_running := not running.is_over():
+        action(running)
+    stderr = running.process.communicate(timeout=60)[1]
+    if is_running:
+        code = running.process.returncode
+        assert code in (*ACTIONS[action], 0), (action.__name__, stderr)
+        assert "Traceback" not in stderr or code in STARTING, (action.__name__, stderr)
+        assert wait_for(lambda: not processes_of(running), 5), (action.__name__, processes_of(running))
+    return is_running
+
+
+def outputs_of(manifest: Path, artifacts: Path) -> dict[str, Any]:
+    with Running(manifest, artifacts) as running:
+        return running.outputs()

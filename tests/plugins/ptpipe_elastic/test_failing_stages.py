@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -82,8 +83,8 @@ def start(folder: Path, way: str, *options: str, more: str = "", **environment: 
     ],
 )
 def test_an_end_is_told_in_a_line(tmp_path: Path, way: str, words: str) -> None:
-    running = start(tmp_path, way)
-    said = running.communicate(timeout=60)[1]
+    with start(tmp_path, way) as running:
+        said = running.communicate(timeout=60)[1]
     assert running.returncode == 1, said
     assert words in said
     assert "Traceback" not in said
@@ -91,8 +92,8 @@ def test_an_end_is_told_in_a_line(tmp_path: Path, way: str, words: str) -> None:
 
 
 def test_a_plugin_that_is_broken_in_workers_alone(tmp_path: Path) -> None:
-    running = start(tmp_path, "well", BROKEN="1")
-    said = running.communicate(timeout=60)[1]
+    with start(tmp_path, "well", BROKEN="1") as running:
+        said = running.communicate(timeout=60)[1]
     assert running.returncode == 1
     assert "no plugin offers workers.ends in worker" in said
     assert "no libfoo in workers" in said
@@ -103,8 +104,9 @@ def test_a_node_does_not_end_well_where_anothers_worker_failed(tmp_path: Path, f
     """Node 0's own worker does its part without missing the other."""
     begin_s = time.monotonic()
     options = ["--nnodes", "2", "--rdzv-endpoint", f"localhost:{free_port}"]
-    nodes = [start(tmp_path, "exit", *options, "--node-rank", rank) for rank in ("0", "1")]
-    said = [node.communicate(timeout=120)[1] for node in nodes]
+    with ExitStack() as stack:
+        nodes = [stack.enter_context(start(tmp_path, "exit", *options, "--node-rank", rank)) for rank in ("0", "1")]
+        said = [node.communicate(timeout=120)[1] for node in nodes]
     assert [node.returncode for node in nodes] == [1, 1], said
     assert "worker 1 ended with exit code 7" in said[0]
     assert time.monotonic() - begin_s < 60
@@ -113,10 +115,14 @@ def test_a_node_does_not_end_well_where_anothers_worker_failed(tmp_path: Path, f
 @pytest.mark.thorough
 def test_node_0_listens_again_for_the_stage_after_one_that_failed(tmp_path: Path, free_port: int) -> None:
     options = ["--keep-going", "--nnodes", "2", "--rdzv-endpoint", f"localhost:{free_port}"]
-    nodes = []
-    for rank in ("0", "1"):
-        nodes.append(start(tmp_path, "exit", *options, "--node-rank", rank, more="  u: {uses: workers.ends}\n"))
-    said = [node.communicate(timeout=120)[1] for node in nodes]
+    with ExitStack() as stack:
+        nodes = [
+            stack.enter_context(
+                start(tmp_path, "exit", *options, "--node-rank", rank, more="  u: {uses: workers.ends}\n")
+            )
+            for rank in ("0", "1")
+        ]
+        said = [node.communicate(timeout=120)[1] for node in nodes]
     assert "worker 1 ended with exit code 7" in said[0]
     assert "1 done, 1 failed" in said[0], said
     assert "node 1 takes part in u" in said[1]

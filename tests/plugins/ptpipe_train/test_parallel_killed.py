@@ -13,9 +13,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Self, TypeAlias
 
 import psutil
 import pytest
@@ -63,7 +64,7 @@ MODES = {
 }
 
 
-def start(arguments: list[str], environment: dict[str, str], forked: bool) -> subprocess.Popen[str] | Fork:
+def started(arguments: list[str], environment: dict[str, str], forked: bool) -> subprocess.Popen[str] | Fork:
     if forked:
         return Fork(run_ptpipe, *arguments, environment=environment)
     command, streams = [sys.executable, "-m", "ptpipe"], {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
@@ -91,8 +92,19 @@ class Running:
         text = MANIFEST.format(plugin=plugins, epochs=EPOCHS, parallel=json.dumps(parallel))
         self.manifest.write_text(text, encoding="utf-8")
         arguments = ["run", str(self.manifest), "--artifacts", str(self.artifacts), *options]
-        self.process = start(arguments, environment or {}, forked)
+        self.process = started(arguments, environment or {}, forked)
         self.parent = psutil.Process(self.process.pid)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        """End what a failing test has left."""
+        if isinstance(self.process, Fork):
+            self.process.__exit__(*raised)
+        elif self.process.poll() is None:
+            self.process.kill()
+            self.process.communicate()
 
     def workers(self) -> list[psutil.Process]:
         """Return the running workers, by rank."""
@@ -143,6 +155,16 @@ def no_worker_stays(tmp_path: Path) -> Iterator[None]:
     assert not left
 
 
+Start: TypeAlias = Callable[..., Running]
+
+
+@pytest.fixture
+def start(no_worker_stays: None) -> Iterator[Start]:
+    """`Running`, which ends with the test."""
+    with ExitStack() as stack:
+        yield lambda *arguments, **options: stack.enter_context(Running(*arguments, **options))
+
+
 def workers_of(folder: Path) -> list[int]:
     """Those of any run whose artifacts are in there."""
     found = []
@@ -182,9 +204,9 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Run
         folder = tmp_path_factory.mktemp("undisturbed")
         plugin = folder / "no_pickles.py"
         plugin.write_text(NO_PICKLES, encoding="utf-8")
-        running = Running(folder, MODES[name], plugin=plugin, forked=True)
-        running.end()
-        return running
+        with Running(folder, MODES[name], plugin=plugin, forked=True) as running:
+            running.end()
+            return running
 
     return train
 
@@ -192,11 +214,11 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Run
 @pytest.mark.parametrize("name", ["ddp", *(pytest.param(name, marks=thorough) for name in ("pp", "fsdp", "ddp+pp"))])
 @pytest.mark.timeout(900)
 def test_killed_at_random_moments_it_ends_with_the_same_bits(
-    tmp_path: Path, undisturbed: Callable[[str], Running], name: str
+    start: Start, tmp_path: Path, undisturbed: Callable[[str], Running], name: str
 ) -> None:
     rng, moments = random.Random(f"{name} {NUM_KILLS}"), []
     while len(moments) < NUM_KILLS:
-        running = Running(tmp_path, MODES[name], forked=NUM_KILLS < 20)
+        running = start(tmp_path, MODES[name], forked=NUM_KILLS < 20)
         assert running.until(running.newest_step() + rng.randrange(3)), "over before it could be killed"
         time.sleep(rng.uniform(0, 0.05))
         # Now a worker, now the whole run, at once: its workers must not outlive it.
@@ -207,7 +229,7 @@ def test_killed_at_random_moments_it_ends_with_the_same_bits(
         moments.append((running.newest_step(), rank))
         if rank is not None and running.process.returncode == 1:
             assert f"worker {rank} was killed by SIGKILL" in output
-    last = Running(tmp_path, MODES[name], forked=True)
+    last = start(tmp_path, MODES[name], forked=True)
     assert "failed" not in last.end()
     assert last.process.returncode == 0
     assert same_bits(undisturbed(name), last), moments
@@ -215,17 +237,17 @@ def test_killed_at_random_moments_it_ends_with_the_same_bits(
 
 @pytest.mark.thorough
 @pytest.mark.timeout(300)
-def test_checkpoints_of_a_network_that_was_made_anew_are_ignored(tmp_path: Path) -> None:
-    first = Running(tmp_path, MODES["ddp"], environment={"NET_SEED": "1"})
+def test_checkpoints_of_a_network_that_was_made_anew_are_ignored(start: Start, tmp_path: Path) -> None:
+    first = start(tmp_path, MODES["ddp"], environment={"NET_SEED": "1"})
     assert first.until(10), "over before it could be killed"
     first.parent.kill()
     first.end()
     environment = {"NET_SEED": "2"}
-    again = Running(tmp_path, MODES["ddp"], "artifacts", "--fresh", "net", environment=environment)
+    again = start(tmp_path, MODES["ddp"], "artifacts", "--fresh", "net", environment=environment)
     output = again.end()
     assert again.process.returncode == 0
     assert "was ignored: it is of another model" in output
-    undisturbed = Running(tmp_path, MODES["ddp"], "undisturbed", environment=environment)
+    undisturbed = start(tmp_path, MODES["ddp"], "undisturbed", environment=environment)
     undisturbed.end()
     assert same_bits(undisturbed, again)
 
@@ -261,20 +283,20 @@ def ptpipe_stages():
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", ["fsdp", "pp"])
-def test_killed_at_the_very_end_it_delivers_what_was_trained(tmp_path: Path, name: str) -> None:
+def test_killed_at_the_very_end_it_delivers_what_was_trained(start: Start, tmp_path: Path, name: str) -> None:
     options = ["-s", "train.early_stopping=null", "-s", "train.epochs=2"]
-    undisturbed = Running(tmp_path, MODES[name], "undisturbed", *options)
+    undisturbed = start(tmp_path, MODES[name], "undisturbed", *options)
     undisturbed.end()
     plugin = tmp_path / "dies.py"
     plugin.write_text(DIES_AT_THE_END, encoding="utf-8")
-    killed = Running(tmp_path, MODES[name], "artifacts", *options, "--max-restarts", "1", plugin=plugin)
+    killed = start(tmp_path, MODES[name], "artifacts", *options, "--max-restarts", "1", plugin=plugin)
     assert "3 done" in killed.end()
     assert (tmp_path / "died").exists()
     assert same_bits(undisturbed, killed)
 
 
-def test_a_dead_worker_ends_the_others_soon_and_is_named(tmp_path: Path) -> None:
-    running = Running(tmp_path, MODES["ddp"], forked=True)
+def test_a_dead_worker_ends_the_others_soon_and_is_named(start: Start, tmp_path: Path) -> None:
+    running = start(tmp_path, MODES["ddp"], forked=True)
     assert running.until(1)
     running.workers()[1].kill()
     begin_s = time.monotonic()
@@ -288,8 +310,8 @@ def test_a_dead_worker_ends_the_others_soon_and_is_named(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("name", "rank"), [("ddp", 0), *(pytest.param(name, 1, marks=thorough) for name in ("ddp", "pp"))]
 )
-def test_a_worker_that_hangs_is_named(tmp_path: Path, name: str, rank: int) -> None:
-    running = Running(tmp_path, MODES[name] | {"timeout_s": 3})
+def test_a_worker_that_hangs_is_named(start: Start, tmp_path: Path, name: str, rank: int) -> None:
+    running = start(tmp_path, MODES[name] | {"timeout_s": 3})
     assert running.until(1)
     hanging = running.workers()[rank]
     hanging.suspend()
@@ -303,8 +325,8 @@ def test_a_worker_that_hangs_is_named(tmp_path: Path, name: str, rank: int) -> N
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_an_interrupted_run_ends_its_workers(tmp_path: Path, number: int, code: int) -> None:
-    running = Running(tmp_path, MODES["ddp"], forked=True)
+def test_an_interrupted_run_ends_its_workers(start: Start, tmp_path: Path, number: int, code: int) -> None:
+    running = start(tmp_path, MODES["ddp"], forked=True)
     assert running.until(1)
     running.parent.send_signal(number)
     output = running.end()
@@ -313,8 +335,8 @@ def test_an_interrupted_run_ends_its_workers(tmp_path: Path, number: int, code: 
 
 
 @pytest.mark.thorough
-def test_two_runs_at_once_do_not_collide(tmp_path: Path) -> None:
-    runs = [Running(tmp_path, MODES["ddp"], name) for name in ("one", "two")]
+def test_two_runs_at_once_do_not_collide(start: Start, tmp_path: Path) -> None:
+    runs = [start(tmp_path, MODES["ddp"], name) for name in ("one", "two")]
     for running in runs:
         running.end()
     assert [running.process.returncode for running in runs] == [0, 0]
@@ -323,10 +345,10 @@ def test_two_runs_at_once_do_not_collide(tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough
-def test_a_training_with_data_loaders_is_cached(tmp_path: Path) -> None:
+def test_a_training_with_data_loaders_is_cached(start: Start, tmp_path: Path) -> None:
     options = ["-s", "data.num_workers=1", "-s", "train.epochs=1", "-s", "train.early_stopping=null"]
-    assert "3 done" in Running(tmp_path, MODES["ddp"], "artifacts", *options).end()
-    assert "3 cached" in Running(tmp_path, MODES["ddp"], "artifacts", *options).end()
+    assert "3 done" in start(tmp_path, MODES["ddp"], "artifacts", *options).end()
+    assert "3 cached" in start(tmp_path, MODES["ddp"], "artifacts", *options).end()
 
 
 def same_bits(one: Running, other: Running) -> bool:
@@ -335,8 +357,10 @@ def same_bits(one: Running, other: Running) -> bool:
 
 
 @pytest.mark.thorough
-def test_with_restarts_a_dead_worker_changes_nothing(tmp_path: Path, undisturbed: Callable[[str], Running]) -> None:
-    running = Running(tmp_path, MODES["ddp"], "artifacts", "--max-restarts", "2")
+def test_with_restarts_a_dead_worker_changes_nothing(
+    start: Start, tmp_path: Path, undisturbed: Callable[[str], Running]
+) -> None:
+    running = start(tmp_path, MODES["ddp"], "artifacts", "--max-restarts", "2")
     assert running.until(2)
     running.workers()[1].kill()
     assert "3 done" in running.end()
@@ -346,16 +370,16 @@ def test_with_restarts_a_dead_worker_changes_nothing(tmp_path: Path, undisturbed
 
 @pytest.mark.thorough
 def test_two_nodes_are_one_machine_with_as_many_workers(
-    tmp_path: Path, undisturbed: Callable[[str], Running], free_port: int
+    start: Start, tmp_path: Path, undisturbed: Callable[[str], Running], free_port: int
 ) -> None:
     """Two agents on loopback; the second is killed with its worker, and started again."""
     options = ["--nnodes", "2", "--rdzv-endpoint", f"localhost:{free_port}", "--max-restarts", "1"]
-    first = Running(tmp_path, MODES["ddp"], "artifacts", *options, "--node-rank", "0")
-    second = Running(tmp_path, MODES["ddp"], "artifacts", *options, "--node-rank", "1")
+    first = start(tmp_path, MODES["ddp"], "artifacts", *options, "--node-rank", "0")
+    second = start(tmp_path, MODES["ddp"], "artifacts", *options, "--node-rank", "1")
     assert first.until(2)
     second.parent.kill()
     second.end()
-    again = Running(tmp_path, MODES["ddp"], "artifacts", *options, "--node-rank", "1")
+    again = start(tmp_path, MODES["ddp"], "artifacts", *options, "--node-rank", "1")
     assert "3 done" in first.end()
     output = again.end()
     assert "node 1 takes part in train" in output
@@ -365,10 +389,10 @@ def test_two_nodes_are_one_machine_with_as_many_workers(
 
 
 @pytest.mark.thorough
-def test_node_0_tells_how_a_worker_of_another_node_ended(tmp_path: Path, free_port: int) -> None:
+def test_node_0_tells_how_a_worker_of_another_node_ended(start: Start, tmp_path: Path, free_port: int) -> None:
     options = ["--nnodes", "2", "--rdzv-endpoint", f"localhost:{free_port}"]
-    first = Running(tmp_path, MODES["ddp"], "artifacts", *options, "--node-rank", "0")
-    second = Running(tmp_path, MODES["ddp"], "artifacts", *options, "--node-rank", "1")
+    first = start(tmp_path, MODES["ddp"], "artifacts", *options, "--node-rank", "0")
+    second = start(tmp_path, MODES["ddp"], "artifacts", *options, "--node-rank", "1")
     assert first.until(1)
     (victim,) = second.workers()
     victim.kill()
@@ -381,10 +405,10 @@ def test_node_0_tells_how_a_worker_of_another_node_ended(tmp_path: Path, free_po
 
 
 @pytest.mark.thorough
-def test_a_follower_without_a_leader_hears_of_its_end(tmp_path: Path, free_port: int) -> None:
+def test_a_follower_without_a_leader_hears_of_its_end(start: Start, tmp_path: Path, free_port: int) -> None:
     options = ["--nnodes", "2", "--rdzv-endpoint", f"localhost:{free_port}"]
-    first = Running(tmp_path, MODES["ddp"], "artifacts", *options, "--node-rank", "0")
-    second = Running(tmp_path, MODES["ddp"], "artifacts", *options, "--node-rank", "1")
+    first = start(tmp_path, MODES["ddp"], "artifacts", *options, "--node-rank", "0")
+    second = start(tmp_path, MODES["ddp"], "artifacts", *options, "--node-rank", "1")
     assert first.until(1)
     first.parent.kill()
     first.end()
@@ -395,7 +419,7 @@ def test_a_follower_without_a_leader_hears_of_its_end(tmp_path: Path, free_port:
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("cluster", ["torchrun", "slurm"])
 def test_ranks_of_the_environment_are_taken_as_they_are(
-    tmp_path: Path, undisturbed: Callable[[str], Running], cluster: str, free_port: int
+    start: Start, tmp_path: Path, undisturbed: Callable[[str], Running], cluster: str, free_port: int
 ) -> None:
     runs = []
     for rank in ("0", "1"):
@@ -404,7 +428,7 @@ def test_ranks_of_the_environment_are_taken_as_they_are(
         if cluster == "slurm":
             ranks = {"SLURM_STEP_ID": "0", "SLURM_NTASKS": "2", "SLURM_PROCID": rank, "SLURM_LOCALID": rank}
             ranks |= {"SLURM_JOB_ID": "4711", "SLURM_STEP_NODELIST": "localhost", "MASTER_PORT": str(free_port)}
-        runs.append(Running(tmp_path, MODES["ddp"], environment=ranks, forked=True))
+        runs.append(start(tmp_path, MODES["ddp"], environment=ranks, forked=True))
     assert "3 done" in runs[0].end()
     assert "node 0 ended with exit code 0" in runs[1].end()
     assert same_bits(undisturbed("ddp"), runs[0])
@@ -420,14 +444,16 @@ def test_ranks_of_the_environment_are_taken_as_they_are(
         (["--rdzv-endpoint", "localhost:29400"], "--rdzv-endpoint needs --nnodes"),
     ],
 )
-def test_options_of_nodes_that_do_not_fit_are_named(tmp_path: Path, options: list[str], message: str) -> None:
-    running = Running(tmp_path, MODES["ddp"], "artifacts", *options, forked=True)
+def test_options_of_nodes_that_do_not_fit_are_named(
+    start: Start, tmp_path: Path, options: list[str], message: str
+) -> None:
+    running = start(tmp_path, MODES["ddp"], "artifacts", *options, forked=True)
     assert message in running.end()
     assert running.process.returncode == 2
 
 
-def test_workers_that_cannot_be_spread_evenly_are_refused(tmp_path: Path, free_port: int) -> None:
+def test_workers_that_cannot_be_spread_evenly_are_refused(start: Start, tmp_path: Path, free_port: int) -> None:
     options = ["--nnodes", "3", "--rdzv-endpoint", f"localhost:{free_port}"]
-    running = Running(tmp_path, MODES["ddp"], "artifacts", *options, forked=True)
+    running = start(tmp_path, MODES["ddp"], "artifacts", *options, forked=True)
     assert "2 workers can't be divided evenly among 3 nodes" in running.end()
     assert running.process.returncode == 1

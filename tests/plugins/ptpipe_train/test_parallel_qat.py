@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -212,10 +213,12 @@ def test_a_process_that_does_several_stages_keeps_nothing(tmp_path: Path, free_p
     arguments += ["-s", f"pretrain.parallel={mode}", "-s", f"finetune.parallel={mode}"]
     ranks = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "x", "MASTER_ADDR": "localhost"}
     ranks |= {"MASTER_PORT": str(free_port)}
-    running = [
-        Fork(run_ptpipe, *arguments, environment=ranks | {"RANK": rank, "LOCAL_RANK": rank}) for rank in ("0", "1")
-    ]
-    outputs = [process.communicate(timeout=120)[1] for process in running]
+    with ExitStack() as stack:
+        running = [
+            stack.enter_context(Fork(run_ptpipe, *arguments, environment=ranks | {"RANK": rank, "LOCAL_RANK": rank}))
+            for rank in ("0", "1")
+        ]
+        outputs = [process.communicate(timeout=120)[1] for process in running]
     assert [process.returncode for process in running] == [0, 0], outputs
     assert "5 done" in outputs[0] or "6 done" in outputs[0]
 
