@@ -36,6 +36,8 @@ _LOST_NOISE = (
     "behind `if self.training:` is not traced, but a layer of its own that returns its input in eval mode is kept"
 )
 
+_RECURRENT = "torch has int8 kernels for recurrent layers in quant.dynamic alone"
+
 
 @large_blocks_mapped()
 def prepare_model(
@@ -53,14 +55,13 @@ def prepare_model(
     """
     with quantized_engine(config.engine), released_memory(), torch.random.fork_rng(devices=[]), torch.no_grad():
         network = model.build()
-        for name in layers_to_quantize(network, config.skip, nn.LSTM, nn.GRU, nn.RNN):
-            ctx.log(f"{name} stays float: torch has int8 kernels for recurrent layers in quant.dynamic alone")
+        recurrent = layers_to_quantize(network, config.skip, nn.LSTM, nn.GRU, nn.RNN)
         expected = Expected.of(network, model.signature, train=train)
         is_random = isinstance(config, PrepareQatConfig) and draws_in_training(network, expected.inputs)
         del network  # what it keeps of a call, such as positions, would become part of its graph: a new one is traced
         ctx.progress(1, None, "step", doing="tracing the network")
         transform, module = _Preparation(config, ctx, model, expected).apply(transform)
-        _report_layers(module, ctx, may_be_idle=may_be_idle)
+        _report_layers(module, recurrent, ctx, may_be_idle=may_be_idle)
         computed = module.meta[transforms.COMPUTED] if isinstance(config, PrepareQatConfig) else ()
         if computed:
             ctx.notice(trained_directly(computed, "in the forward pass"))
@@ -204,16 +205,19 @@ def _with_reasons(kept_float: Mapping[str, str]) -> str:
     for name, reason in kept_float.items():
         by_reason.setdefault(reason, []).append(name)
     shown = [f"{', '.join(map(str, truncated(names, 3)))}: {reason}" for reason, names in by_reason.items()]
-    more = f"; for {len(shown) - 2} more reasons see the run's log" if len(shown) > 3 else ""
+    more = f"; {len(shown) - 3} more in the run's log" if len(shown) > 3 else ""
     number = "1 layer stays" if len(kept_float) == 1 else f"{len(kept_float)} layers stay"
-    return f"{number} float ({'; '.join(shown[: 2 if more else 3])}{more})"
+    return f"{number} float ({'; '.join(shown[:3])}{more})"
 
 
-def _report_layers(prepared: GraphModule, ctx: Context, *, may_be_idle: bool) -> None:
-    """Log what stays float, and what options by layer reach. Raises StageError for a pattern that decides nothing."""
+def _report_layers(prepared: GraphModule, recurrent: Iterable[str], ctx: Context, *, may_be_idle: bool) -> None:
+    """Report what stays float, and what options by layer reach. Raises StageError for a pattern that decides nothing.
+
+    `recurrent`: layers that would be quantized if there were kernels.
+    """
     if prepared.meta[transforms.IDLE] and not may_be_idle:
         raise StageError(prepared.meta[transforms.IDLE][0])
-    kept_float = prepared.meta[transforms.KEPT_FLOAT]
+    kept_float = dict.fromkeys(recurrent, _RECURRENT) | prepared.meta[transforms.KEPT_FLOAT]
     for name, reason in kept_float.items():
         ctx.log(f"{name} stays float: {reason}")
     if kept_float:

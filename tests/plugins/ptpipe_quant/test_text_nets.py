@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from ptpipe import JSON, Context
-from ptpipe.events import Event, LogLine
+from ptpipe.events import Event, LogLine, Notice
 from ptpipe_quant import stages
 from ptpipe_quant.config import DynamicConfig, PrepareConfig
 from ptpipe_torch import BATCH, Data, FunctionRef, Model, Recipe, Signature, TensorSpec, builder
@@ -122,13 +122,15 @@ def test_tables_and_recurrent_layers_are_stored_with_a_scale_for_each_row(
 
 
 @pytest.mark.parametrize("skip", [(), ("LSTM",)])
-def test_the_log_says_why_an_lstm_is_float_after_calibration(
+def test_a_notice_says_why_an_lstm_is_float_after_calibration(
     skip: tuple[str, ...], models: Any, ctx: Context, events: list[Event]
 ) -> None:
     stages.prepare(PrepareConfig(skip=skip, observer="min_max"), ctx, models["lstm"])
     lines = [event.text for event in events if isinstance(event, LogLine)]
     reason = "lstm stays float: torch has int8 kernels for recurrent layers in quant.dynamic alone"
     assert (reason in lines) == (not skip)
+    notices = [event.text for event in events if isinstance(event, Notice)]
+    assert notices == ([] if skip else [f"1 layer stays float ({reason.replace(' stays float', '')})"])
 
 
 @pytest.mark.parametrize("skip", ["embedding.tokens", "Embedding", "embedding"])
