@@ -271,8 +271,7 @@ def _sign(metric: Metric) -> float:
 
 
 def totals_of(sums: Sums) -> dict[str, Floats]:
-    """Return what `Task.metric_values` takes for all samples, as one draw."""
-    """Return the totals over all samples, as the only resample: (1, ...)."""
+    """Return the totals over all samples that `Task.metric_values` takes, as the only resample: (1, ...)."""
     return {name: rows.sum(axis=0, dtype=np.float64)[None] for name, rows in sums.items()}
 
 
