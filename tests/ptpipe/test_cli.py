@@ -93,6 +93,10 @@ def shout(word, as_json):
     \"\"\"Repeat a word, louder.\"\"\"
     if word == "wrong":
         raise UsageError("wrong word")
+    if word == "zero":
+        return 1 / 0
+    if word == "number":
+        return "text"
     print_json({"word": word.upper()}) if as_json else click.echo(word.upper())
     return 3
 
@@ -131,6 +135,20 @@ def test_a_plugins_command_is_one_like_the_others(run_cli, add_distribution):
     assert (wrong.code, wrong.err) == (ExitCode.USAGE, "ptpipe: wrong word\n")
     assert run_cli("shuot", **installed).err.endswith("No such command 'shuot'. Did you mean 'shout'?\n")
     assert "Usage: ptpipe shout [OPTIONS] [WORD]" in run_cli("shout", "--help", **installed).out
+
+
+@pytest.mark.parametrize(
+    ("word", "error"),
+    [("zero", "ZeroDivisionError: division by zero"), ("number", "ValueError: invalid literal for int()")],
+)
+def test_a_mistake_in_a_plugins_command_is_no_bug_of_ptpipe(run_cli, add_distribution, word, error):
+    installed = add_distribution("shouting", shout="shouting:shout")
+    failed = run_cli("shout", word, **installed)
+    assert (failed.code, failed.out) == (ExitCode.PLUGIN, "")
+    *frames, last = failed.err.splitlines()
+    assert frames[0] == "Traceback (most recent call last):"
+    assert frames[-1].startswith(error)
+    assert last == "ptpipe: command 'shout' of shouting failed; please report the lines above to its authors"
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,12 @@ _COMMANDS = {
     "init": ("init", "Write a starter manifest, or a starter plugin with its test."),
 }
 ENTRY_POINT_GROUP = "ptpipe.commands"
+_DELIBERATE = (click.ClickException, click.Abort, click.exceptions.Exit, PtpipeError, OSError)
+"""What a command ends with that is no mistake in its code."""
+
+
+class _CommandError(Exception):
+    """The command of another distribution has a mistake, which is the cause of this error."""
 
 
 class _Commands(click.Group):
@@ -57,9 +63,17 @@ class _Commands(click.Group):
         with _reader_may_leave():
             return super().make_context(*args, **keywords)
 
-    def invoke(self, ctx: click.Context) -> Any:
-        with _reader_may_leave():
-            return super().invoke(ctx)
+    def invoke(self, ctx: click.Context) -> int:
+        try:
+            with _reader_may_leave():
+                return int(super().invoke(ctx) or ExitCode.DONE)
+        except _DELIBERATE:
+            raise
+        except Exception as error:
+            entry_point = _plugin_commands().get(ctx.invoked_subcommand or "")
+            if entry_point is None or _owner(entry_point) == "ptpipe":
+                raise
+            raise _CommandError(f"command {entry_point.name!r} of {_owner(entry_point)} failed") from error
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*_COMMANDS, *_plugin_commands()]
@@ -229,7 +243,7 @@ def _leave(code: int) -> NoReturn:
 
 def _exit_code() -> int:
     try:
-        return int(cli.main(prog_name="ptpipe", standalone_mode=False) or ExitCode.DONE)
+        return int(cli.main(prog_name="ptpipe", standalone_mode=False))
     except click.ClickException as error:
         shown = io.StringIO()
         error.show(shown)
@@ -250,12 +264,22 @@ def _exit_code() -> int:
         return ExitCode.INTERRUPTED
     except Terminated as error:
         return error.exit_code
-    except Exception:  # noqa: BLE001  # the last line of defence
-        import traceback
-
-        _tell("\n".join(map(one_line, traceback.format_exc().splitlines())))
+    except _CommandError as error:
+        assert error.__cause__, error
+        _tell_traceback(error.__cause__)
+        _tell(one_line(f"ptpipe: {error}; please report the lines above to its authors"))
+        return ExitCode.PLUGIN
+    except Exception as error:  # noqa: BLE001  # the last line of defence
+        _tell_traceback(error)
         _tell(f"ptpipe {__version__}: this is a bug in ptpipe; please report the lines above")
         return ExitCode.BUG
+
+
+def _tell_traceback(error: BaseException) -> None:
+    import traceback
+
+    for line in "".join(traceback.format_exception(error)).splitlines():
+        _tell(one_line(line))
 
 
 def _tell(text: str) -> None:

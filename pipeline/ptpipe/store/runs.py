@@ -132,6 +132,8 @@ def find_run(store: Store, wanted: str) -> tuple[dict[str, Any], Path]:
 
     Raises UsageError where no run or several runs match, and what `read_record` raises. No other record is read.
     """
+    if not wanted:  # a variable that a script did not set: every id begins with it
+        raise UsageError("the id of the run is empty; `last` is the newest one")
     runs = list_runs(store)
     matching = [run for run in runs if wanted == run.id] or [
         run for run in runs if run.id.startswith(wanted) or run.id.endswith(wanted)

@@ -176,6 +176,8 @@ def test_a_run_is_found_by_a_part_of_its_id(tmp_path):
     for wanted in ("20260102-000000-toy-00002", "00002", "20260102", "last"):
         record, folder = find_run(store, wanted)
         assert record["run_id"] == folder.name == "20260102-000000-toy-00002"
+    with pytest.raises(UsageError, match="the id of the run is empty; `last` is the newest one"):
+        find_run(store, "")
     with pytest.raises(UsageError, match="'2026' matches 2 runs; give more of the id"):
         find_run(store, "2026")
     with pytest.raises(UsageError, match=r"there is no run '20260103-000000-toy-00002'.*did you mean '20260102"):
