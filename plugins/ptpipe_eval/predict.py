@@ -17,6 +17,7 @@ import torch
 
 from ptpipe import JSON, Context, StageError
 from ptpipe_torch import BATCH, Data, Deployable, InputForm, Predictions, Predictor, Split, TensorSpec
+from ptpipe_torch.task.own_task import check_own_task
 from ptpipe_torch.task.ranking import with_ranking
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from ptpipe_eval.quality.recorder import SampleRecorder
 
 _PROGRESS_INTERVAL_S = 0.2
+_ROUNDING = 1e-6
 _FILL = -1
 """What shorter rows of what is kept end in."""
 
@@ -81,6 +83,8 @@ class Evaluation:
     def add(self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]) -> int:
         """Add a batch; return the number of samples so far."""
         task, start = self.split.data.info.task, self._num_done
+        if not start:
+            check_own_task(task, outputs, targets)
         for name, total in task.sums(outputs, targets).items():
             self._sums[name] = self._sums[name] + total.numpy() if name in self._sums else total.numpy()
         if (ranked := task.label_scores(outputs, targets)) is not None:
@@ -93,7 +97,10 @@ class Evaluation:
         return self._num_done
 
     def figures(self, name: str) -> dict[str, JSON]:
-        """Return the task's figures, of all samples. Raises StageError, with the model's name, for a metric of NaN."""
+        """Return the task's figures, of all samples.
+
+        Raises StageError, with the model's name `name`, for a metric of NaN or a fraction that is none.
+        """
         num_samples, task = len(self.split.samples), self.split.data.info.task
         assert self._num_done == num_samples, f"{self.split}: batches contain {self._num_done} of {num_samples} samples"
         ranked = np.concatenate(self._ranked) if self._ranked else None
@@ -102,6 +109,11 @@ class Evaluation:
             value = figures[metric.name]
             if not (isinstance(value, int | float) and math.isfinite(value)):
                 raise StageError(f"{name}: the {metric.name} on {self.split} is {value}, which no gate could judge")
+            if metric.is_fraction and not -_ROUNDING < value < 1 + _ROUNDING:
+                raise StageError(
+                    f"{name}: the {metric.name} on {self.split} is {value:g}, and a fraction lies between 0 and 1: the "
+                    f"task {type(task).__name__} must return no percentage, or not call it `is_fraction`"
+                )
         return figures
 
     @property

@@ -10,7 +10,13 @@ import torch
 from ptpipe import Context, StageError
 from ptpipe_torch import Data, Misfit, Model, Signature
 from ptpipe_torch.distributed.worker_group import WorkerGroup
+from ptpipe_torch.model.outputs import named_outputs
 from ptpipe_torch.model.signature import describe_meanings
+from ptpipe_torch.runtime import seeded
+from ptpipe_torch.task.own_task import NUM_SAMPLES, check_own_task, is_builtin
+from ptpipe_train.device import first_batch
+from ptpipe_train.evaluation import state_restored
+from ptpipe_train.parallel.strategy import TrainingInputs
 
 
 def check_pipelined(mode: str, signature: Signature) -> None:
@@ -23,6 +29,17 @@ def check_pipelined(mode: str, signature: Signature) -> None:
             f"parallel mode {mode} needs batches of one shape, and {spec} has the {spec.symbols[0]} of each batch: "
             "give all the same (`padding: max_length` of data.text), or use mode ddp"
         )
+
+
+def check_task(inputs: TrainingInputs) -> None:
+    """Raise StageError where a plugin's task returns something unusable of what the network returns for few samples."""
+    task, settings = inputs.data.info.task, replace(inputs.settings, device=torch.device("cpu"))
+    if is_builtin(task):
+        return
+    batch = first_batch(inputs.data, settings, NUM_SAMPLES)
+    with seeded(0), state_restored(inputs.module), torch.no_grad():
+        outputs = named_outputs(inputs.module(*batch.args), task.outputs)
+    check_own_task(task, outputs, batch.targets)
 
 
 def with_meanings_of(ctx: Context, model: Model, data: Data) -> Model:

@@ -38,7 +38,7 @@ from ptpipe_train.ema import WeightAverage
 from ptpipe_train.evaluation import evaluate
 from ptpipe_train.loop import Loop
 from ptpipe_train.memory_format import uses_channels_last
-from ptpipe_train.model_fit import check_pipelined, refuse_disagreement, with_meanings_of
+from ptpipe_train.model_fit import check_pipelined, check_task, refuse_disagreement, with_meanings_of
 from ptpipe_train.monitor import POLL_EVERY_S, TrainingMonitor
 from ptpipe_train.optimizer import make_optimizer, parameters_of, peak_lr
 from ptpipe_train.parallel import ParallelStrategy, TrainingInputs, choose_strategy
@@ -88,6 +88,7 @@ def train_supervised(config: TrainConfig, ctx: Context, model: Model, data: Data
                 *(ctx, model, module, data, batch_size, settings, config.parallel, workers),
                 *(config.compile, config.captures_passes(settings.device.type, workers.size), distillation is not None),
             )
+            check_task(inputs)
             training = _set_up(config, inputs, plan, choice, distillation)
             training.run()
             training.report()

@@ -155,7 +155,8 @@ class Data(Artifact):
     defaults until `with_options`. `assets`: see there.
 
     Raises StageError where an id is in two splits that must be disjoint (test and any other, val and train) or twice
-    in one, where a target has a value that it can't have (a label that is no class), and for an unknown augmentation.
+    in one, where a target has a value that it can't have (a label that is no class), for an unknown augmentation, and
+    where ids are no texts, a column is no `Column`, or the task names an output that it doesn't have.
     """
 
     def __init__(
@@ -169,6 +170,9 @@ class Data(Artifact):
 
         assert splits, f"{info.name} has no split, not even an empty one"
         assert info.inputs.keys().isdisjoint(info.targets), f"{info.name} has columns that are inputs and targets"
+        info.check_names()
+        for name, split in splits.items():
+            _check_types(name, split)
         self.info = info
         nothing = _nothing_of(next(iter(splits.values())))
         self.splits: Mapping[str, Split] = {name: splits.get(name, nothing) for name in SPLITS}
@@ -307,6 +311,18 @@ def _nothing_of(split: Split) -> Split:
     import numpy as np
 
     return split.subset(np.empty(0, dtype=np.int64))
+
+
+def _check_types(name: str, split: Split) -> None:
+    import numpy as np
+
+    if not isinstance(split.ids, np.ndarray) or (len(split) and split.ids.dtype.kind != "U"):
+        raise StageError(f"split {name}: ids must be a NumPy array of texts, as np.array(['train/00042']) is")
+    columns: Mapping[str, object] = split.columns
+    for column, values in columns.items():
+        if not isinstance(values, Column):
+            kind = type(values).__name__
+            raise StageError(f"split {name}: {column} is a {kind} and no Column: put an array into ArrayColumn(...)")
 
 
 def _check_split(name: str, split: Split, info: DatasetInfo) -> None:

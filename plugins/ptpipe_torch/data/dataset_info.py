@@ -42,8 +42,17 @@ class DatasetInfo:
         return Signature(
             tuple(info.spec(name) for name, info in self.inputs.items()),
             self.task.outputs,
-            {name: meaning for name, meaning in meanings.items() if meaning},
+            {name: tuple(meaning) for name, meaning in meanings.items() if meaning},
         )
+
+    def check_names(self) -> None:
+        """Raise StageError where the task says something of an output that no network returns."""
+        outputs = [spec.name for spec in self.task.outputs]
+        for fact in ("class_scores", "probability_functions", "meanings") if outputs else ():
+            for name in getattr(self.task, fact):
+                if name not in outputs:
+                    task = type(self.task).__name__
+                    raise StageError(f"{task}.{fact} names {name!r}, and its outputs are {', '.join(outputs)}")
 
     def check_fit(self, name: str, signature: Signature, *, retrained: bool = False) -> None:
         """Raise StageError, which calls the model `name`, where its inputs or outputs are not this data set's.

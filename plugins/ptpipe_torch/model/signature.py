@@ -34,9 +34,12 @@ class TensorSpec:
     """A size, or a symbol where the axis may have any: `batch`, which the first one is, `length`, `32*height`."""
 
     def __post_init__(self) -> None:
-        assert self.name.isidentifier(), self.name
-        assert self.dtype in DTYPES, self.dtype
-        assert self.shape[:1] == (BATCH,), self.shape
+        if not self.name.isidentifier():
+            raise ValueError(f"{self.name!r} is no name of a tensor: use letters, digits and _")
+        if self.dtype not in DTYPES:
+            raise ValueError(f"{self.name} has the dtype {self.dtype!r}: it must be one of {', '.join(DTYPES)}")
+        if self.shape[:1] != (BATCH,):
+            raise ValueError(f"{self.name} has the shape {self.shape}, whose first axis must be {BATCH!r}")
 
     def __str__(self) -> str:
         """`images (batch, 3, 32, 32) float32`."""

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
@@ -170,6 +171,26 @@ def test_a_metric_that_is_not_finite_is_named(digits, numpy_model, context, monk
         StageError, match=rf"^net: the loss on split test of digits is {value}, which no gate could judge"
     ):
         eval_predict(PredictConfig(), context(model=("net",)), numpy_model, digits)
+
+
+def test_a_fraction_that_is_a_percentage_is_named(digits, numpy_model, context, monkeypatch) -> None:
+    """A drop of 0.01 would be a hundredth of a point, and reports would show 9,300 %."""
+    found = type(digits.info.task).figures
+    percent = lambda *arguments: {**found(*arguments), "accuracy": 93.0}  # noqa: E731
+    monkeypatch.setattr(type(digits.info.task), "figures", percent)
+    with pytest.raises(StageError, match=r"^net: the accuracy on split test of digits is 93, and a fraction lies betw"):
+        eval_predict(PredictConfig(), context(model=("net",)), numpy_model, digits)
+
+
+def test_a_plugins_task_is_checked_before_its_models_are_judged(digits, numpy_model, context) -> None:
+    class Averaging(Classification):
+        def sums(self, outputs, targets):
+            return {name: of.double() / len(of) for name, of in super().sample_sums(outputs, targets).items()}
+
+    task = Averaging(class_names=digits.info.task.class_names)
+    other = Data(replace(digits.info, task=task), digits.splits)
+    with pytest.raises(StageError, match=r"^Averaging\.sums\(\) "):
+        eval_predict(PredictConfig(), context(model=("net",)), numpy_model, other)
 
 
 @pytest.mark.parametrize("answer", [lambda x: x[:, :9], lambda x: x[:1], lambda x: x[0], lambda x: x[..., None]])

@@ -444,6 +444,23 @@ def test_a_strangers_task_is_trained(lab: Lab) -> None:
     assert "val_loss" not in trained.metrics
 
 
+def test_a_strangers_task_is_checked_before_the_first_step(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Estimation, "figures", lambda *_: {"mean": 1.0})
+    with pytest.raises(StageError, match=r"^Estimation\.figures\(\) returned no mae, which is one of its metrics$"):
+        lab.train(lab.make_model(), estimates(lab))
+    assert lab.events == []
+
+
+def test_checking_a_task_changes_no_bit_of_the_training(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    def weights() -> dict[str, torch.Tensor]:
+        return lab.train(lab.make_model(norm=True, dropout=0.5), estimates(lab), epochs=1).model.tensors
+
+    checked = weights()
+    monkeypatch.setattr("ptpipe_train.supervised.check_task", lambda inputs: None)
+    unchecked = weights()
+    assert all(torch.equal(tensor, checked[name]) for name, tensor in unchecked.items())
+
+
 def test_labels_are_smoothed_only_where_there_are_some(lab: Lab) -> None:
     with pytest.raises(
         StageError, match=r"^label_smoothing is for one class of .* and the task Estimation has none: leave it out$"

@@ -134,6 +134,33 @@ class TestConstruction:
             with pytest.raises(AssertionError, match=message):
                 Data(info(), {"train": wrong})
 
+    def test_ids_are_texts_and_columns_are_columns(self) -> None:
+        split = make_split()
+        pixels = split.inputs["images"].values()
+        for wrong, message in (
+            (Split(split.ids.tolist(), split.inputs, split.targets), "split train: ids must be a NumPy array of texts"),
+            (Split(np.arange(NUM), split.inputs, split.targets), "split train: ids must be a NumPy array of texts"),
+            (
+                Split(split.ids, {"images": pixels}, split.targets),
+                r"split train: images is a ndarray and no Column: put",
+            ),
+        ):
+            with pytest.raises(StageError, match=f"^{message}"):
+                Data(info(), {"train": wrong})
+
+    @pytest.mark.parametrize("fact", ["class_scores", "probability_functions", "meanings"])
+    def test_a_task_names_its_own_outputs(self, fact: str) -> None:
+        task = type("Odd", (Classification,), {fact: property(lambda self: {"logit": ("a",)})})
+        odd = replace(info(), task=task(class_names=("a", "b", "c")))
+        with pytest.raises(StageError, match=rf"^Odd\.{fact} names 'logit', and its outputs are logits$"):
+            Data(odd, {"train": make_split()})
+
+    def test_meanings_in_a_list_are_those_in_a_tuple(self) -> None:
+        meanings = property(lambda self: {"logits": ["a", "b", "c"]})
+        task = type("Listing", (Classification,), {"meanings": meanings})(class_names=("a", "b", "c"))
+        listing = replace(info(), task=task)
+        listing.check_fit("net", Signature.from_json(listing.signature.to_json()))
+
     def test_a_column_is_an_input_or_a_target(self) -> None:
         split = make_split()
         both = DatasetInfo("x", {"labels": ArrayInfo(dtype="int64")}, Classification(class_names=("a", "b", "c")))

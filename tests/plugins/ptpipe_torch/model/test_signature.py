@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
+from typing import Any
 
 import pytest
 import torch
@@ -133,3 +134,19 @@ def test_outputs_by_name_and_by_position() -> None:
 def test_other_outputs_are_named(returned: object, found: str) -> None:
     with pytest.raises(StageError, match=rf"the network returns {found}; it must return logits \(batch, 3\) float32"):
         named_outputs(returned, (LOGITS,))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (("my logits", "float32", (BATCH, 3)), "'my logits' is no name of a tensor: use letters, digits and _"),
+        (
+            ("logits", "float16", (BATCH, 3)),
+            "logits has the dtype 'float16': it must be one of float32, float64, int64",
+        ),
+        (("logits", "float32", (8, 3)), r"logits has the shape \(8, 3\), whose first axis must be 'batch'"),
+    ],
+)
+def test_a_wrong_spec_says_what_a_right_one_is(fields: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}"):
+        TensorSpec(*fields)

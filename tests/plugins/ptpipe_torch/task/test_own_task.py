@@ -1,0 +1,130 @@
+"""A task of a plugin's own is refused before work depends on it, with the method that returns the wrong thing.
+
+Shape legend: B samples.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ptpipe import StageError
+from ptpipe_torch import BATCH, ArrayInfo, Classification, Metric, Task, TensorSpec
+from ptpipe_torch.task.own_task import check_own_task
+
+OUTPUTS = {"letters": torch.tensor([[1.0, 0], [0, 1], [1, 1], [0, 0], [1, 0], [0, 1]])}
+TARGETS = {"text": torch.tensor([[1.0, 0], [0, 0], [1, 1], [1, 0], [0, 0], [1, 0]])}
+
+
+class Spelling(Task):
+    """Networks spell words: the fraction of wrong letters, which no mean over words is."""
+
+    targets = property(lambda self: {"text": ArrayInfo(dtype="float32", shape=(2,))})
+    outputs = property(lambda self: (TensorSpec("letters", "float32", (BATCH, 2)),))
+    metrics = property(
+        lambda self: (Metric("wrong", higher_is_better=False, is_fraction=True), Metric("loss", higher_is_better=False))
+    )
+
+    def losses(self, outputs: Any, targets: Any) -> Any:
+        return (outputs["letters"] - targets["text"]).square().mean(1)
+
+    def sums(self, outputs: Any, targets: Any) -> Any:
+        wrong_B = (outputs["letters"] != targets["text"]).sum(1)
+        return {
+            "wrong": wrong_B.sum(),
+            "letters": (targets["text"] + 1).double().sum(),
+            "loss": self.losses(outputs, targets).double().sum(),
+        }
+
+    def figures(self, sums: Any, num_samples: int) -> Any:
+        return {"wrong": float(sums["wrong"]) / float(sums["letters"]), "loss": float(sums["loss"]) / num_samples}
+
+    def samples(self, outputs: Any, targets: Any) -> Any:
+        return {"prediction": outputs["letters"], "score": -self.losses(outputs, targets)}
+
+
+def test_a_task_that_keeps_its_word_passes() -> None:
+    check_own_task(Spelling(), OUTPUTS, TARGETS)
+    one = ({name: of[:1] for name, of in side.items()} for side in (OUTPUTS, TARGETS))
+    check_own_task(Spelling(), *one)
+
+
+@dataclass
+class Mistake:
+    method: str
+    change: Callable[[Any], Any]
+    message: str
+
+
+def without(name: str) -> Callable[[Any], Any]:
+    return lambda returned: {key: value for key, value in returned.items() if key != name}
+
+
+MISTAKES = [
+    Mistake("losses", lambda losses_B: losses_B.mean(), "losses() returned a tensor of shape () for 4 samples"),
+    Mistake("losses", lambda losses_B: losses_B[:, None], "losses() returned a tensor of shape (4, 1) for 4 samples"),
+    Mistake("losses", lambda _: None, "losses() returned a NoneType for 4 samples: return a number for each"),
+    Mistake("sums", lambda sums: {**sums, "wrong": 3}, "sums() returned wrong as int: return a tensor"),
+    Mistake("figures", without("loss"), "figures() returned no loss, which is one of its metrics"),
+    Mistake("figures", lambda of: {**of, "loss": torch.tensor(1.0)}, "figures() returned a Tensor as loss: return a"),
+    Mistake("samples", without("prediction"), "samples() returned no prediction"),
+    Mistake("samples", lambda of: {**of, "score": of["score"][:3]}, "returned score of shape (3,) for 4 samples"),
+    Mistake("samples", lambda of: {**of, "score": of["score"].tolist()}, "returned score as list: return a tensor"),
+    Mistake(
+        "sample_sums", lambda of: {**of, "loss": of["loss"][:1]}, "sample_sums() returned loss of shape (1,) for 4"
+    ),
+    Mistake("sample_sums", lambda of: {**of, "loss": of["loss"] * 2}, "metric_values() returned 0.5 as loss of what"),
+    Mistake("metric_values", lambda of: {**of, "loss": 0.5}, "metric_values() returned loss of shape () for 1 draw"),
+]
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda one: one.message[:40])
+def test_a_mistake_is_named(mistake: Mistake) -> None:
+    right = getattr(Spelling, mistake.method)
+    task = type("Wrong", (Spelling,), {mistake.method: lambda *given: mistake.change(right(*given))})()
+    with pytest.raises(StageError, match=re.escape(mistake.message)) as caught:
+        check_own_task(task, OUTPUTS, TARGETS)
+    assert str(caught.value).startswith("Wrong.")
+
+
+def test_means_do_not_add_up() -> None:
+    class Averaging(Spelling):
+        def sums(self, outputs: Any, targets: Any) -> Any:
+            return {name: of.double() / len(targets["text"]) for name, of in super().sums(outputs, targets).items()}
+
+    with pytest.raises(
+        StageError,
+        match=r"^Averaging\.sums\(\) does not add up: wrong of 4 samples is 0\.5, and 1 of their halves toge",
+    ):
+        check_own_task(Averaging(), OUTPUTS, TARGETS)
+
+
+@pytest.mark.parametrize(("names", "found"), [((), "none: name at least one"), (("a", "a"), "a, a: name each once")])
+def test_metrics_have_names_of_their_own(names: tuple[str, ...], found: str) -> None:
+    metrics = property(lambda self: tuple(Metric(name, higher_is_better=True) for name in names))
+    task = type("Nameless", (Spelling,), {"metrics": metrics})()
+    with pytest.raises(StageError, match=f"^Nameless.metrics are {found}$"):
+        check_own_task(task, OUTPUTS, TARGETS)
+
+
+def test_figures_may_be_undefined_for_few_samples() -> None:
+    class Whole(Spelling):
+        def figures(self, sums: Any, num_samples: int) -> Any:
+            return {**super().figures(sums, num_samples), "loss": 1 / max(0, num_samples - 4)}
+
+    class Undefined(Spelling):
+        def figures(self, sums: Any, num_samples: int) -> Any:
+            return {**super().figures(sums, num_samples), "loss": float(np.nan)}
+
+    check_own_task(Whole(), OUTPUTS, TARGETS)
+    check_own_task(Undefined(), OUTPUTS, TARGETS)
+
+
+def test_built_in_tasks_are_not_called() -> None:
+    check_own_task(Classification(class_names=("a", "b")), OUTPUTS, {"nothing": torch.zeros(0)})
