@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from ptpipe.plan.vocabulary import Plugin
 from ptpipe.printable import error_text, first_line
 
 _FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
+# What NumPy and ONNX Runtime say of a file that could not be written as a whole; both leave out the reason.
+_CUT_SHORT = re.compile(r"\d+ requested and \d+ written|Protobuf serialization failed")
 
 
 def frames(plan: Plan, stage: PlannedStage, error: BaseException) -> tuple[str, ...]:
@@ -45,4 +48,6 @@ def cause(error: BaseException) -> str:
     is_memory = "shared memory" in text  # of data loading workers, which is no disk
     if is_full or (not is_memory and any(os.strerror(number) in text for number in _FULL_DISK)):
         return f"the disk is full: {text}"
+    if _CUT_SHORT.search(text):
+        return f"a file could not be written to its end, as on a full disk: {type(error).__name__}: {text}"
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

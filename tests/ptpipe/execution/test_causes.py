@@ -38,5 +38,14 @@ def test_a_full_disk_is_named_whatever_the_type_of_the_error(error):
     assert cause(error) == f"the disk is full: {error}"
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["115008 requested and 3968 written", "[ONNXRuntimeError] : 7 : INVALID_PROTOBUF : Protobuf serialization failed."],
+)
+def test_a_file_that_was_cut_short_is_named(text):
+    """As by NumPy and ONNX Runtime, which drop the reason."""
+    assert cause(OSError(text)) == f"a file could not be written to its end, as on a full disk: OSError: {text}"
+
+
 def test_a_cause_that_a_plugin_put_into_words_stays():
     assert cause(StageError("cannot write x: No space left on device")) == "cannot write x: No space left on device"
