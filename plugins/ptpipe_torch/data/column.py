@@ -20,7 +20,7 @@ class Column(ABC):
     """The values of one input or target, a row for each sample.
 
     A class of one's own needs no more than the two abstract methods: where its data set is stored, the values are read
-    once and kept as an array.
+    once and kept as an array, so its rows have one shape. Those of a `RaggedColumn` may differ in length.
     """
 
     @abstractmethod

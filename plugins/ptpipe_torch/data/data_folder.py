@@ -223,7 +223,14 @@ def _write_column(column: Column, used: npt.NDArray[np.int64], path: Path) -> di
     chunk = max(1, _CHUNK_BYTES // max(1, row[:1].nbytes))
     array_N = np.lib.format.open_memmap(path, "w+", row.dtype, (len(used), *row.shape[1:]))
     for start in range(0, len(used), chunk):
-        array_N[start : start + chunk] = column.take(used[start : start + chunk])
+        rows = column.take(used[start : start + chunk])
+        if rows.shape[1:] != row.shape[1:]:
+            raise StageError(
+                f"{type(column).__name__}.take() returned rows of shape {row.shape[1:]}, and then of {rows.shape[1:]}: "
+                "a stored column has rows of one shape, so pad them all alike, or make it a RaggedColumn if a row is a "
+                "list of numbers"
+            )
+        array_N[start : start + chunk] = rows
     array_N.flush()
     return {"kind": "array"}
 

@@ -167,6 +167,23 @@ class TestConstruction:
         with pytest.raises(AssertionError, match="inputs and targets"):
             Data(both, {"train": Split(split.ids, split.targets, split.targets)})
 
+    def test_rows_of_ones_own_column_have_one_shape(self, tmp_path: Path) -> None:
+        class Sounds(Column):
+            def __len__(self) -> int:
+                return NUM
+
+            def take(self, indices_B: np.ndarray) -> np.ndarray:
+                return np.zeros((len(indices_B), 2, 1 + int(indices_B.max())), np.float32)
+
+        split = make_split()
+        sounds = DatasetInfo("s", {"sounds": ArrayInfo(dtype="float32", shape=(2, "length"))}, info().task)
+        data = Data(sounds, {"train": Split(split.ids, {"sounds": Sounds()}, split.targets)})
+        message = (
+            rf"Sounds.take() returned rows of shape (2, 1), and then of (2, {NUM}): a stored column has rows of one"
+        )
+        with pytest.raises(StageError, match=f"^{re.escape(message)}"):
+            data.save(tmp_path)
+
     def test_every_split_may_be_empty(self, tmp_path: Path) -> None:
         data = Data(info(), {"train": make_split().subset(np.empty(0, dtype=np.int64))})
         data.save(tmp_path)
