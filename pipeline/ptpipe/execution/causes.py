@@ -41,7 +41,7 @@ def error_frames(plugins: Sequence[Plugin], folders: Collection[Path], error: Ba
 def cause(error: BaseException) -> str:
     """Return the error in one line."""
     text = first_line(error)
-    if isinstance(error, PtpipeError):
+    if isinstance(error, PtpipeError) and text:
         return text
     # Libraries that are not Python, such as safetensors, have errors of their own for it, with the same text.
     is_full = isinstance(error, OSError) and error.errno in _FULL_DISK

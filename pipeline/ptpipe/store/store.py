@@ -82,8 +82,8 @@ class Entry:
             has_digests = all(re.fullmatch("[0-9a-f]{64}", stored.digest) for stored in outputs.values())
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"no index entry of this version of ptpipe: {error!r}") from error
-        if not has_digests:
-            raise ValueError("no index entry: an output has no digest")
+        if not (has_digests and all(isinstance(stored.summary, dict) for stored in outputs.values())):
+            raise ValueError("no index entry: an output has no digest or no summary")
         return entry
 
 
@@ -153,7 +153,10 @@ class Store:
         """Load a value of class `type_`, its bytes verified. Raises IntegrityError where they are not those written."""
         self.verify(digest)
         with errors_naming(self.files(digest)):
-            return type_.load(self.files(digest))
+            value: object = type_.load(self.files(digest))
+        if isinstance(value, type_):
+            return value
+        raise TypeError(f"{type_.__name__}.load() returned a {type(value).__name__}")
 
     def files(self, digest: str) -> Path:
         """Return the read-only folder that the artifact was saved to; its bytes are not verified."""
@@ -371,7 +374,9 @@ def _record(type_name: str, listing: Listing) -> dict[str, Any]:
     return {"digest": _digest(type_name, listing), "type": type_name, "files": listing, "size_bytes": size_bytes}
 
 
-def _require_json(type_name: str, summary: Mapping[str, JSON]) -> None:
+def _require_json(type_name: str, summary: object) -> None:
+    if not isinstance(summary, dict):
+        raise TypeError(f"the summary of {type_name} is a {type(summary).__name__}, not a dict")
     try:
         json.dumps(summary)
     except (TypeError, ValueError) as error:

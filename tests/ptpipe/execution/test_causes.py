@@ -49,3 +49,7 @@ def test_a_file_that_was_cut_short_is_named(text):
 
 def test_a_cause_that_a_plugin_put_into_words_stays():
     assert cause(StageError("cannot write x: No space left on device")) == "cannot write x: No space left on device"
+
+
+def test_an_error_without_words_is_named_by_its_type():
+    assert cause(StageError("")) == "StageError"

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Self
 
@@ -207,6 +207,32 @@ def test_a_summary_that_is_not_json_is_named(store):
     with pytest.raises(TypeError, match="the summary of BadSummary is not JSON: Object of type PosixPath"):
         store.put(BadSummary({"a": b"1"}))
     assert not left_over(store)
+
+
+def test_what_a_class_returns_by_mistake_is_named_and_not_stored(store):
+    class Forgetful(Files):
+        def summary(self):
+            """Without `return`."""
+
+        @classmethod
+        def load(cls, folder):
+            """Without `return`."""
+
+    with pytest.raises(TypeError, match=r"^the summary of Forgetful is a NoneType, not a dict$"):
+        store.put(Forgetful({"a": b"1"}))
+    assert not list(store.root.glob("objects/*"))
+    with pytest.raises(TypeError, match=r"^Forgetful\.load\(\) returned a NoneType$"):
+        store.get(store.put(Files({"a": b"1"})).digest, Forgetful)
+
+
+def test_an_entry_whose_summary_is_none_is_no_entry(store):
+    """As former versions wrote it: it must not stop every later run."""
+    outputs = {"output": store.put(Files({"a": b"1"}))}
+    entry = asdict(Entry("0" * 64, "toy.make", {}, {}, outputs, {}, (), 1.0, "2026-01-02T03:04:05+00:00"))
+    assert Entry.from_json(entry).outputs == outputs
+    entry["outputs"]["output"]["summary"] = None
+    with pytest.raises(ValueError, match="no index entry: an output has no digest or no summary"):
+        Entry.from_json(entry)
 
 
 def linked(path):
