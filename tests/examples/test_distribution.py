@@ -64,6 +64,21 @@ def test_its_options_are_checked_and_explained_like_a_built_in_kinds(stranger, s
     assert "edge of a patch in pixels" in someone.python("-m", "ptpipe", "stages", "data.photo_patches").stdout
 
 
+def test_its_command_prints_what_a_run_took(stranger, site):
+    someone = stranger("ptpipe-example", site)
+    manifest = someone.folder / "short.yaml"
+    manifest.write_text("version: 1\nname: short\nstages:\n  data: {uses: data.synthetic}\n")
+    assert someone.python("-m", "ptpipe", "run", manifest).returncode == 0
+    printed = someone.python("-m", "ptpipe", "stage-times", "--json")
+    assert printed.returncode == 0, printed.stderr
+    (stage_id, time_s), *others = json.loads(printed.stdout).items()
+    assert (stage_id, others) == ("data", []) and 0 < time_s < 60
+    assert someone.python("-m", "ptpipe", "stage-times").stdout.splitlines()[0].split() == ["stage", "seconds"]
+    assert "there is no run '7'" in someone.python("-m", "ptpipe", "stage-times", "7").stderr
+    help_ = someone.python("-m", "ptpipe", "--help").stdout
+    assert "stage-times  Print how long each stage of a run took." in help_
+
+
 @pytest.mark.parametrize("file", ["photo_patches.py", "tiny_resnet.py"])
 def test_the_source_of_each_of_its_files_enters_the_keys(stranger, site, tmp_path, file):
     own_site = tmp_path / "site"
