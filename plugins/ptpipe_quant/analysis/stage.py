@@ -128,7 +128,7 @@ def _effect_text(errors: LayerErrors, effect: Effect) -> str:
 
 
 def _number(errors: LayerErrors, value: float) -> str:
-    return f"{100 * value + 0.0:.2f}" if errors.is_fraction else f"{value:.3g}"
+    return f"{100 * value + 0.0:.2f}" if errors.is_fraction else f"{value + 0.0:.3g}"  # + 0.0: never `-0`
 
 
 def _tensor_texts(layer: LayerError) -> str:

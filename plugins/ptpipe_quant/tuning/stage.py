@@ -101,7 +101,7 @@ def _report(config: TuneConfig, ctx: Context, trials: Trials) -> None:
     ctx.metric(**{name: best.drop, f"{name}_low": best.drop_low, f"{name}_high": best.drop_high})
     ctx.metric(
         num_trials=len(trials.trials),
-        max_drop=trials.max_drop,
+        **{f"max_{name}": trials.max_drop},
         is_met=best.is_met,
         kept_float=list(best.choice.skip),
         layers=dict[str, JSON](best.choice.layer_options()),

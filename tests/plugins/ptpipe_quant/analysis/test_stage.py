@@ -249,3 +249,12 @@ def test_a_value_that_breaks_the_bound_is_reported_loudly(ctx, events) -> None:
     notices = [event.text for event in events if isinstance(event, Notice)]
     assert notices[-1].startswith("ERROR in ptpipe")
     assert notices[-1].endswith("rounding changes the weights of conv1 by up to 1.5 times what it can at most")
+
+
+def test_a_layer_that_costs_nothing_costs_no_minus_zero(ctx, events) -> None:
+    """A metric where lower is better has drops of -0.0."""
+    effect = Effect(30.0, -0.0, -0.0, 0.01)
+    layer = LayerError("conv1", TensorError(30.0, -1.0, 1.0, 0.0, 0.9), None, effect)
+    _report(ctx, LayerErrors((layer,), effect, "error", False, 0.9, "test", 8, 0.95))
+    notices = [event.text for event in events if isinstance(event, Notice)]
+    assert notices[0].startswith("all layers rounded: costs 0 in error (0 to 0.01), ")

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from ptpipe import IntegrityError
-from ptpipe.events import Notice
+from ptpipe.events import Metric, Notice
 from ptpipe.sections import DotPlot, Table, Text
 from ptpipe_quant.tuning.config import TuneConfig
 from ptpipe_quant.tuning.report import section
 from ptpipe_quant.tuning.stage import _report
 from ptpipe_quant.tuning.trials import Choice, Trial, Trials
+from ptpipe_report.formatting import figure
 
 TRIALS = Trials(
     (
@@ -43,6 +44,14 @@ def test_their_number_is_told(num: int, text: str, ctx, events) -> None:
     trials = replace(TRIALS, trials=TRIALS.trials[2:] * num)
     _report(TuneConfig(max_drop=0.02), ctx, trials)
     assert text in next(event.text for event in events if isinstance(event, Notice))
+
+
+@pytest.mark.parametrize(("is_fraction", "name"), [(True, "max_drop"), (False, "max_worse_by")])
+def test_a_limit_that_is_no_fraction_is_not_shown_in_points(is_fraction: bool, name: str, ctx, events) -> None:
+    _report(TuneConfig(max_drop=0.02), ctx, replace(TRIALS, is_fraction=is_fraction))
+    metrics = {event.name: event.value for event in events if isinstance(event, Metric)}
+    assert metrics[name] == 0.02 and len({"max_drop", "max_worse_by"} & metrics.keys()) == 1
+    assert ("points" in str(figure(name, metrics[name]))) == is_fraction
 
 
 def test_they_are_loaded_as_they_were_saved(tmp_path: Path) -> None:
