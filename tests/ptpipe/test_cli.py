@@ -264,7 +264,7 @@ def test_warnings_are_shown_and_change_no_exit_code(warned, project):
     ended = warned("run", "--json")
     assert (ended.return_value, json.loads(ended.stdout)["warnings"]) == (0, static.splitlines())
     ended = warned("plan")
-    assert (ended.return_value, ended.stderr) == (None, stored)
+    assert (ended.return_value, ended.stderr) == (0, stored)
     found = json.loads(warned("plan", "--json").stdout)["warnings"]
     assert [(of["message"], of["location"]["line"]) for of in found] == [
         ("one: static", 5),
@@ -821,6 +821,36 @@ def test_the_exit_code_stays_where_nobody_reads(arguments, code, tmp_path) -> No
         process.stdout.close()
         process.stderr.close()
         assert process.wait(timeout=60) == code
+
+
+def test_a_fault_that_nobody_reads_is_a_fault(project) -> None:
+    """`ptpipe verify | head -1` under `set -o pipefail`: the reader leaves before the code is decided."""
+    project.write("one: {uses: toy.make}")
+    project.run()
+    for record in project.artifacts.glob("objects/*/*/record.json"):
+        record.chmod(0o644)
+        record.write_text("{}")
+    with subprocess.Popen(
+        command("verify", alone=True), cwd=project.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        process.stdout.close()
+        assert process.wait(timeout=60) == ExitCode.INTEGRITY
+        assert process.stderr.read() == ""
+
+
+@pytest.mark.parametrize(("arguments", "code"), [(["runs"], 1), (["runs", "--json"], 1), (["validate", "no.yaml"], 2)])
+def test_results_that_a_disk_has_no_room_for_are_a_failure(project, arguments, code) -> None:
+    project.write("one: {uses: toy.make}")
+    project.run()
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(
+            command(*arguments, alone=True), cwd=project.folder, stdout=full, stderr=subprocess.PIPE, text=True
+        )
+        assert ended.returncode == code
+        assert ended.stderr.startswith("ptpipe: [Errno 28] No space left on device" if code == 1 else "cannot read no")
+        assert ended.stderr.count("\n") == 1
+        mute = subprocess.run(command(*arguments, alone=True), cwd=project.folder, stdout=full, stderr=full)
+        assert mute.returncode == code
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])

@@ -14,9 +14,8 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NoReturn, TextIO
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -28,6 +27,8 @@ from ptpipe.printable import one_line
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
+
+    from _typeshed import ReadableBuffer
 
 # Command to the module that holds it, and its line of help: importing none of them, `ptpipe --help` stays fast.
 _COMMANDS = {
@@ -59,14 +60,9 @@ class _CommandError(Exception):
 class _Commands(click.Group):
     """Imports a command when it is called."""
 
-    def make_context(self, *args: Any, **keywords: Any) -> click.Context:
-        with _reader_may_leave():
-            return super().make_context(*args, **keywords)
-
     def invoke(self, ctx: click.Context) -> int:
         try:
-            with _reader_may_leave():
-                return int(super().invoke(ctx) or ExitCode.DONE)
+            return int(super().invoke(ctx) or ExitCode.DONE)
         except _DELIBERATE:
             raise
         except Exception as error:
@@ -164,16 +160,6 @@ def _load(entry_point: EntryPoint) -> click.Command:
     return command
 
 
-@contextlib.contextmanager
-def _reader_may_leave() -> Iterator[None]:
-    """Exit with 0 when the reader of our output has gone (`| head`)."""
-    try:
-        yield
-    except BrokenPipeError as error:
-        _let_go_of(sys.stdout)
-        raise click.exceptions.Exit(ExitCode.DONE) from error
-
-
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="ptpipe")
 def cli() -> None:
@@ -187,8 +173,7 @@ def cli() -> None:
 def main() -> NoReturn:
     """Run the command line and exit with its code; a traceback is shown only for a bug in ptpipe."""
     _open_closed_streams()
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: a terminal may be ASCII
+    _outlive_readers()
     show_warnings_once()
     handlers = SignalHandlers()
     handlers.install()
@@ -200,8 +185,8 @@ def main() -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except BrokenPipeError:
-            _let_go_of(stream)
+        except OSError:  # a full disk: results are lost, and the write that failed first was reported
+            code = code or ExitCode.FAILED
     _leave(code)
 
 
@@ -213,6 +198,32 @@ def _open_closed_streams() -> None:
         except OSError:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # it gets the lowest free number
             setattr(sys, name, os.fdopen(number, "r" if name == "stdin" else "w", closefd=False))
+
+
+class _Output(io.FileIO):
+    """A standard stream that is written to without an error where its reader has gone (`| head`)."""
+
+    def write(self, content: ReadableBuffer, /) -> int:
+        try:
+            return super().write(content)
+        except BrokenPipeError:
+            return len(memoryview(content).cast("B"))
+
+
+def _outlive_readers() -> None:
+    """Let a command end as if its output were read: the exit code says more than that, such as what a gate decided."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if isinstance(stream, io.TextIOWrapper):
+            buffer = io.BufferedWriter(_Output(stream.fileno(), "w", closefd=False))
+            outliving = io.TextIOWrapper(
+                buffer,
+                stream.encoding,
+                errors="backslashreplace",  # of stdout, as of stderr: a terminal may be ASCII
+                line_buffering=stream.line_buffering,
+                write_through=stream.write_through,
+            )
+            setattr(sys, name, outliving)
 
 
 def show_warnings_once() -> None:
@@ -237,7 +248,8 @@ def _leave(code: int) -> NoReturn:
     """Exit without tearing down every library, which takes over a second with torch."""
     threading._shutdown()  # type: ignore[attr-defined]  # as the interpreter does first: ends thread pools, joins threads
     atexit._run_exitfuncs()
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):
+        sys.stderr.flush()
     os._exit(code)
 
 
@@ -283,10 +295,5 @@ def _tell_traceback(error: BaseException) -> None:
 
 
 def _tell(text: str) -> None:
-    with contextlib.suppress(BrokenPipeError):  # the exit code tells, even without a reader
+    with contextlib.suppress(OSError):  # a full disk: the exit code tells
         print(text, file=sys.stderr)  # noqa: T201  # the command line's own output
-
-
-def _let_go_of(stream: TextIO) -> None:
-    # Its reader has gone: Python must not complain about that while it exits.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 from collections.abc import Mapping
 from pathlib import Path
@@ -111,8 +110,7 @@ def run(  # noqa: PLR0913  # one parameter an option
             raise ending.problem
         if ending.record is None or not ending.record["finished"]:  # that of an earlier moment would be misleading
             raise PtpipeError(f"the record of the run cannot be written: {result.folder}")
-        with contextlib.suppress(BrokenPipeError):  # the exit code is the run's, even if its JSON has no reader
-            print_json(ending.record)
+        print_json(ending.record)
     return int(result.exit_code)
 
 
