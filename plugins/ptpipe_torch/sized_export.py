@@ -43,7 +43,6 @@ _FUNCTIONS = {
     "FloorDiv": operator.floordiv,
     "CleanDiv": operator.floordiv,
     "IntTrueDiv": operator.truediv,
-    "Mod": operator.mod,
     "PythonMod": operator.mod,
     "Max": max,
     "Min": min,
@@ -165,6 +164,7 @@ class _Assumption:
 def _assumptions(program: ExportedProgram, inputs: Sequence[TensorSpec]) -> list[_Assumption]:
     """Return what was assumed of sizes, of which sympy has expressions."""
     import sympy
+    from torch.utils._sympy.functions import Mod, PythonMod
 
     symbols, known = {}, None
     for spec, name in zip(inputs, program.graph_signature.user_inputs, strict=True):
@@ -178,7 +178,9 @@ def _assumptions(program: ExportedProgram, inputs: Sequence[TensorSpec]) -> list
     assert known is not None
     largest_factor = max(parsed(size)[0] for spec in inputs for size in spec.shape if isinstance(size, str))
     asserted = [each.expr for some in known.deferred_runtime_asserts.values() for each in some]
-    every = dict.fromkeys(each.xreplace(known.replacements) for each in (*(of.expr for of in known.guards), *asserted))
+    assumed = (each.xreplace(known.replacements) for each in (*(of.expr for of in known.guards), *asserted))
+    # sympy writes torch's `Mod` as an operator without parentheses around sums, the other one as a call.
+    every = dict.fromkeys(each.replace(Mod, PythonMod) for each in assumed)
     return [
         _Assumption(
             sympy.lambdify(own, each, [_FUNCTIONS, "math"]), [symbols[symbol] for symbol in own], largest_factor

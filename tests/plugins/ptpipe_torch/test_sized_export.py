@@ -99,7 +99,14 @@ def of_long_ones(x: torch.Tensor) -> torch.Tensor:
     return x.mean(1) if x.shape[1] < 100 else x.sum(1)
 
 
-@pytest.mark.parametrize("function", [above_four, of_one_length, of_even_lengths, of_long_ones])
+def of_sums_with_a_remainder(x: torch.Tensor) -> torch.Tensor:
+    """What is left of a sum: as an expression of Python's, without parentheses, it would be that of the last term."""
+    return x * 1 if (x.shape[1] // 2 + 2) % 3 else x + 1
+
+
+@pytest.mark.parametrize(
+    "function", [above_four, of_one_length, of_even_lengths, of_long_ones, of_sums_with_a_remainder]
+)
 def test_a_branch_that_makes_a_difference_is_refused(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
     with pytest.raises(Exception, match=r"Constraints violated \(length\)"):
         export_sized(Applied(function).eval(), SIGNAL)
