@@ -87,6 +87,7 @@ def prepare(config: PrepareConfig, ctx: Context, model: Model, *, may_be_idle: b
         narrow_weights=_reduced_range(config, ctx),
         whole_outputs=True,
         merged_branches=True,
+        isolated_float=True,
         skip=config.skip,
         route=config.route,
         layers=own_options_of(config.layers),
@@ -115,6 +116,7 @@ def prepare_qat(config: PrepareQatConfig, ctx: Context, model: Model) -> Model:
         learned_step_size=config.learned_step_size,
         scaled_layers=True,
         merged_branches=config.batch_norm == "fold",
+        isolated_float=True,
     )
     return prepare_model(config, ctx, model, insert_fake_quant, train=config.batch_norm == "train")
 

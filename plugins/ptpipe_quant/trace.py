@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 import torch
 from torch import nn
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from ptpipe import StageError, nearest
 from ptpipe_quant.activations import use_activations
@@ -179,7 +179,9 @@ def trace_network(
     float_names = [*leaves, *(copy for copy, original in copies.items() if original in leaves)]
     write_out_silu(graph, scopes, float_names)
     kept_float |= _reasons(graph, reasons)
-    float_names += _layers_left_float(graph, scopes, float_operators)
+    named = [node for node in graph.graph.nodes if node.name in float_operators]
+    left_float = dict.fromkeys([*operators_to_leave_float(graph), *transposed_of_size(graph), *named])
+    float_names += leave_float(left_float, scopes)
     _finish(graph, ties=purpose != "repair")
     return TracedNetwork(graph, scopes, float_names, kept_float, computed)
 
@@ -209,10 +211,9 @@ def _reasons(graph: GraphModule, known: Mapping[str, str]) -> dict[str, str]:
     return {lines[name]: reason for name, reason in reasons.items()} | layers_left_float(graph) | sized
 
 
-def _layers_left_float(graph: GraphModule, scopes: Scopes, float_operators: Sequence[str]) -> Iterator[str]:
-    """Yield the layers that must be float; move functions that must be to `FLOAT_SCOPE`."""
-    named = [node for node in graph.graph.nodes if node.name in float_operators]
-    for node in dict.fromkeys([*operators_to_leave_float(graph), *transposed_of_size(graph), *named]):
+def leave_float(nodes: Iterable[Node], scopes: Scopes) -> Iterator[str]:
+    """Yield the names of layers, of these nodes; move functions to `FLOAT_SCOPE`, in place."""
+    for node in nodes:
         if node.op == "call_module":
             yield str(node.target)
         else:

@@ -16,6 +16,7 @@ from ptpipe_quant.affine_folding import take_output_scales
 from ptpipe_quant.branches import merge_branches, num_sums
 from ptpipe_quant.fake_quant import fit_learned_ranges, qat_qconfig, use_fixed_grids
 from ptpipe_quant.int8_graph import drop_redundant_clamps, make_clamps_contiguous
+from ptpipe_quant.isolated_operators import isolated_operators
 from ptpipe_quant.layer_forms import fold_into_transposed
 from ptpipe_quant.layer_options import Options, OptionsByLayer, QConfigs, layer_rules
 from ptpipe_quant.linear_forms import LinearForm, as_linear
@@ -25,7 +26,7 @@ from ptpipe_quant.repaired import add_float_tensors
 from ptpipe_quant.saturation import saturating_layers
 from ptpipe_quant.separate_attention import separate_projections
 from ptpipe_quant.swin_attention import attention_with_unbiased_keys, keep_keys_unbiased
-from ptpipe_quant.trace import float_names, trace_network
+from ptpipe_quant.trace import TracedNetwork, float_names, leave_float, trace_network
 from ptpipe_torch import TensorSpec, transform
 from ptpipe_torch.int8.additions import use_additions_of_any_form
 from ptpipe_torch.int8.fx import add_observers, convert, fold_batch_norms, qconfig_mapping
@@ -68,7 +69,8 @@ class _Scheme:
     kernels, whose weights `quant.convert` rounds. `corrected_biases`: layers whose bias `quant.bias_correct` has set;
     those without a bias get one. `repaired`: see `add_float_tensors`. `float_operators`: see `trace_network`.
     `narrow_weights`: of all layers, see `weight_format`. `whole_outputs`: see `observe_whole_outputs`. `scaled_layers`:
-    see `take_output_scales`. `merged_branches`: see `merge_branches`. `reduce_range`: of former recipes.
+    see `take_output_scales`. `merged_branches`: see `merge_branches`. `isolated_float`: see `isolated_operators`.
+    `reduce_range`: of former recipes.
     """
 
     inputs: Sequence[Mapping[str, Any]]
@@ -85,6 +87,7 @@ class _Scheme:
     whole_outputs: bool = False
     scaled_layers: bool = False
     merged_branches: bool = False
+    isolated_float: bool = False
     reduce_range: bool = False
 
     def __post_init__(self) -> None:
@@ -96,11 +99,8 @@ class _Scheme:
 
         `qconfig` takes the options of a layer, per_channel and narrow_weights.
         """
-        inputs = tuple(map(TensorSpec.from_json, self.inputs))
         rules = layer_rules(module, self.layers)
-        leaves = float_names(module, self.skip)
-        purpose: Any = "qat" if is_qat else "static"
-        network = trace_network(module, inputs, leaves, self.route, self.float_operators, purpose=purpose)
+        network = self._trace(module, is_qat=is_qat)
         graph, left_float = network.graph, network.float_names
         merged = merge_branches(graph, left_float, mixed_sizes=is_qat) if self.merged_branches else {}
         num_left = num_sums(graph, left_float)
@@ -135,6 +135,15 @@ class _Scheme:
             IDLE: idle,
         }
         return prepared
+
+    def _trace(self, module: nn.Module, *, is_qat: bool) -> TracedNetwork:
+        inputs, leaves = tuple(map(TensorSpec.from_json, self.inputs)), float_names(module, self.skip)
+        purpose: Any = "qat" if is_qat else "static"
+        network = trace_network(module, inputs, leaves, self.route, self.float_operators, purpose=purpose)
+        if self.isolated_float:
+            isolated = isolated_operators(network.graph, network.scopes, network.float_names)
+            network.float_names.extend(leave_float(isolated, network.scopes))
+        return network
 
     def _qconfigs(self, qconfig: QConfigFactory, layer: Options) -> QConfigs:
         """Return what operators are quantized with; `layer`: their own options."""

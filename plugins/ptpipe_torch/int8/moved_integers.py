@@ -14,8 +14,8 @@ from torch.fx import GraphModule, Node
 
 from ptpipe_torch.int8.observers import fixed_grid, observer_at
 
-_SPLITS: tuple[Any, ...] = ("chunk", "split", "tensor_split", "unbind")
-_SPLITS += tuple(getattr(torch, name) for name in _SPLITS)
+SPLITS: tuple[Any, ...] = ("chunk", "split", "tensor_split", "unbind")
+SPLITS += tuple(getattr(torch, name) for name in SPLITS)
 """Operators that return pieces of a tensor in a tuple."""
 _MOVES = ("contiguous", "permute", "reshape", "squeeze", "transpose", "unsqueeze", "view")
 _MOVES += tuple(getattr(torch, name) for name in ("flatten", "narrow", "squeeze", "transpose", "unsqueeze"))
@@ -27,7 +27,7 @@ def whole_of(node: Node) -> Node | None:
     A piece may be moved, and be one of a piece.
     """
     is_piece = False
-    while _is_piece(node) or node.target in (*_SPLITS, *_MOVES):
+    while _is_piece(node) or node.target in (*SPLITS, *_MOVES):
         is_piece |= _is_piece(node)
         node = node.all_input_nodes[0]
     return node if is_piece else None
