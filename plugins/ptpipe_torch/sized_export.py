@@ -28,8 +28,8 @@ from ptpipe_torch.model.signature import BATCH, TensorSpec
 from ptpipe_torch.torch_export import export_program
 
 _NUMBER = re.compile(r"\b\d+\b")
-_SMALLEST = re.compile(r"(\w+) = Dim\('\w+', min=(\d+)")
-"""What torch.export suggests where a network takes no smaller sizes."""
+_SMALLEST = re.compile(r"(\w+) = (?:Dim\('\w+', min=|L\[\S+ in the .* generated guard )(\d+)(?=[,)]| <=)")
+"""What torch.export suggests, or misses, where a network takes no smaller sizes."""
 _BATCH_SIZE = 2  # 1 would be specialized to a constant
 _NUM_SMALLEST, _MAX_COMPARED = 4, 8
 """Sizes at which a program is compared with its network, for each assumption: the smallest ones, and of all others."""

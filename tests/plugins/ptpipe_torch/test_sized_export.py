@@ -83,6 +83,29 @@ def test_a_length_for_which_a_branch_makes_no_difference() -> None:
     torch.testing.assert_close(program.module(check_guards=False)(x), network(x))
 
 
+class Halving(nn.Module):
+    """Computes half of the frames, and repeats and cuts them, as Squeezeformer does: no two sizes take as many."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.frames = nn.Conv1d(4, 4, 3, 2, 1), nn.Linear(4, 4)
+
+    def forward(self, x_NLC: torch.Tensor) -> torch.Tensor:
+        frames = self.frames(self.down(x_NLC.transpose(1, 2)).transpose(1, 2))
+        return x_NLC + frames.repeat_interleave(2, 1)[:, : x_NLC.shape[1]]
+
+
+def test_frames_that_are_halved_and_repeated() -> None:
+    torch.manual_seed(0)
+    network = Halving().eval()
+    program = export_sized(network, (TensorSpec("x", "float32", (BATCH, "length", 4)),))
+    computing = as_in_a_file(program)
+    for length in (3, 4, 31, 32):
+        x_NLC = torch.randn(3, length, 4)
+        with torch.no_grad():
+            torch.testing.assert_close(computing(x_NLC), network(x_NLC))
+
+
 def above_four(x: torch.Tensor) -> torch.Tensor:
     return x.mean(1) if x.shape[1] > 4 else x.sum(1)
 
