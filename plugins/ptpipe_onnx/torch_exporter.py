@@ -25,7 +25,7 @@ from torch.onnx._internal.fx.passes.type_promotion import TypePromotionTable, _T
 from torch.utils._pytree import tree_leaves
 
 from ptpipe import StageError
-from ptpipe_onnx import recurrent, translations
+from ptpipe_onnx import cells, recurrent, translations
 from ptpipe_onnx.decompositions import decompose, decompose_each
 from ptpipe_onnx.embedding_bags import embedding_bag_replacements
 from ptpipe_onnx.graph import dropped_arrays_released, keep_outputs_inside, register_constants
@@ -78,7 +78,11 @@ def export(network: nn.Module, signature: Signature, opset: int) -> ir.Model:
                     opset_version=opset,
                     input_names=[spec.name for spec in signature.inputs],
                     output_names=names,
-                    custom_translation_table={**recurrent.translations(), **translations.translations()},
+                    custom_translation_table={
+                        **recurrent.translations(),
+                        **cells.translations(),
+                        **translations.translations(),
+                    },
                 )
         except Exception as error:  # of any step
             raise _untranslated(network, signature, error) from error
