@@ -176,7 +176,7 @@ class SizedTracer(NetworkTracer):
         values = tuple(self._value(kind, target, args, kwargs, index) for index in range(len(_BATCH_SIZES)))
         proxy = super().create_proxy(kind, target, args, kwargs, *more, **named)
         proxy.__dict__ |= {_VALUES: values, _OPERANDS: args}
-        if target in _STEPS and values[0] == values[1]:
+        if target in _STEPS and isinstance(values[0], int) and values[0] == values[1]:
             self._steps.add(proxy.node)
         return proxy
 

@@ -167,6 +167,20 @@ def test_other_axes_may_have_any_size_too() -> None:
         assert torch.equal(traced(tokens_BL), network(tokens_BL))
 
 
+class Hashing(Reader):
+    """Looks up remainders and quotients of the tokens."""
+
+    def forward(self, tokens_BL: torch.Tensor) -> torch.Tensor:
+        return super().forward(tokens_BL % 7) + super().forward(tokens_BL // 7)
+
+
+def test_remainders_of_values_are_recorded() -> None:
+    network = Hashing().eval()
+    graph, _ = trace_graph(network, (TensorSpec("tokens", "int64", (BATCH, "length")),), ())
+    tokens_BL = torch.randint(50, (4, 20), generator=torch.Generator().manual_seed(0))
+    assert torch.equal(torch.fx.GraphModule(network, graph)(tokens_BL), network(tokens_BL))
+
+
 @contextmanager
 def unchanged_builtins() -> Iterator[None]:
     before = dict(vars(builtins))
