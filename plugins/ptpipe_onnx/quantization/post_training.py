@@ -20,6 +20,7 @@ from ptpipe_onnx.quantization.clips import shared_clips
 from ptpipe_onnx.quantization.config import QuantizeOnnxConfig
 from ptpipe_onnx.quantization.float32 import in_float32
 from ptpipe_onnx.quantization.float_passes import float_parts
+from ptpipe_onnx.quantization.integers import nodes_of_integers
 from ptpipe_onnx.quantization.masks import mask_nodes
 from ptpipe_onnx.quantization.nodes import has_graphs, nodes_to_skip
 from ptpipe_onnx.quantization.optimization import optimized_float, optimized_int8
@@ -125,6 +126,7 @@ def _nodes_kept_float(config: QuantizeOnnxConfig, ctx: Context, content: ModelPr
         )
     if config.mode == "static":
         by_reason["they apply attention masks"] = mask_nodes(content.graph)
+        by_reason["integers are made of their values"] = nodes_of_integers(content.graph)
         by_reason["what they clip is read by others too"] = shared_clips(content.graph, config.format)
         if config.per_channel:
             reason = "ONNX Runtime's quantizer fails on biases of groups of transposed convolutions"
