@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _TRIED_SIZES = (16, 9, 11)
 """As `zeros` has them: those that later stages run the network at."""
-_TRIED_FACTORS = (2, 4, 8, 16, 32, 64)
+_TRIED_FACTORS = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 _BATCH_SIZE = 2
 
 

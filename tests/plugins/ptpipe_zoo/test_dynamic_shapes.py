@@ -40,6 +40,22 @@ def flat() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 48, 5))
 
 
+class Framed(nn.Module):
+    """Frames of 400 samples, as those of speech."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(1, 4, 400, 160)
+
+    def forward(self, waves_NL: torch.Tensor) -> torch.Tensor:
+        return self.conv(waves_NL[:, None]).transpose(1, 2)
+
+
+@builder
+def framed() -> nn.Module:
+    return Framed()
+
+
 def model_of(make: object, signature: Signature) -> Model:
     reference = FunctionRef.to(make)
     return Model.from_module(Recipe(reference, signature), reference.resolve("builder")())
@@ -102,6 +118,17 @@ def test_a_network_that_takes_multiples_alone_names_them(unet: Model, ctx: Conte
     assert text.startswith("the network can't take samples of other sizes, such as images (3, ")
     assert "Sizes of tensors must match" in text
     assert text.endswith(". It takes multiples of 8: inputs: {images: [3, 8*height, 8*width]}")
+
+
+def test_waveforms_that_are_longer_than_a_frame(ctx: Context) -> None:
+    signature = Signature(
+        (TensorSpec("waves", "float32", (BATCH, 16_128)),), (TensorSpec("frames", "float32", (BATCH, 99, 4)),)
+    )
+    model = model_of(framed, signature)
+    with pytest.raises(StageError, match=r"It takes multiples of 256: inputs: {waves: \[256\*samples\]}$"):
+        dynamic_shapes(DynamicShapesConfig(inputs={"waves": ["samples"]}), ctx, model)
+    found = dynamic_shapes(DynamicShapesConfig(inputs={"waves": ["256*samples"]}), ctx, model).signature
+    assert found.outputs == (TensorSpec("frames", "float32", (BATCH, "frames_1", 4)),)
 
 
 def test_a_network_of_one_size_says_so(ctx: Context) -> None:
