@@ -88,7 +88,7 @@ def _reordered(gates: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
 
 @functools.cache
 def _lstm() -> Any:
-    """Register the operator of an LSTM, of which the exporter needs the shapes alone."""
+    """Register the operator of an LSTM."""
 
     def lstm(  # noqa: PLR0913  # those of an LSTM
         x: torch.Tensor,
@@ -99,15 +99,19 @@ def _lstm() -> Any:
         cell: torch.Tensor | None,
         reverse: bool,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        y, state = _results(x, recurrence)
-        return y, state, torch.empty_like(state)
+        _, *states = _results(x, recurrence, 2)
+        if hidden is not None and cell is not None:
+            states = [hidden, cell]
+        parameters = _parameters(weight, recurrence, bias, GATE_ORDERS["LSTM"])
+        y, hidden, cell = _computed(torch.lstm, x, states, parameters, reverse)
+        return y, hidden, cell
 
     return _registered("ptpipe::lstm", lstm, ("hidden", "cell"))
 
 
 @functools.cache
 def _gru() -> Any:
-    """Register the operator of a GRU, of which the exporter needs the shapes alone."""
+    """Register the operator of a GRU."""
 
     def gru(  # those of a GRU
         x: torch.Tensor,
@@ -117,14 +121,34 @@ def _gru() -> Any:
         hidden: torch.Tensor | None,
         reverse: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        return _results(x, recurrence)
+        state = _results(x, recurrence, 1)[1] if hidden is None else hidden
+        y, last = _computed(torch.gru, x, state, _parameters(weight, recurrence, bias, GATE_ORDERS["GRU"]), reverse)
+        return y, last
 
     return _registered("ptpipe::gru", gru, ("hidden",))
 
 
-def _results(x: torch.Tensor, recurrence: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _results(x: torch.Tensor, recurrence: torch.Tensor, num_states: int) -> tuple[torch.Tensor, ...]:
+    """Return zeros of the shapes of the outputs and the last states."""
     num_features = recurrence.shape[2]
-    return x.new_empty(x.shape[0], x.shape[1], num_features), x.new_empty(1, x.shape[1], num_features)
+    states = (x.new_zeros(1, x.shape[1], num_features) for _ in range(num_states))
+    return x.new_zeros(x.shape[0], x.shape[1], num_features), *states
+
+
+def _parameters(
+    weight: torch.Tensor, recurrence: torch.Tensor, bias: torch.Tensor, order: Sequence[int]
+) -> list[torch.Tensor]:
+    """Return the parameters of a layer of torch's, whose gates have another order."""
+    original = [order.index(place) for place in range(len(order))]
+    return [_reordered(part, original) for part in (weight[0], recurrence[0], *bias[0].chunk(2))]
+
+
+def _computed(
+    function: Any, x: torch.Tensor, states: Any, parameters: Sequence[torch.Tensor], reverse: bool
+) -> tuple[torch.Tensor, ...]:
+    """Compute what torch does: an exported program is compared with its network where sizes decide a branch."""
+    y, *last = function(x.flip(0) if reverse else x, states, parameters, True, 1, 0.0, False, False, False)
+    return y.flip(0) if reverse else y, *last
 
 
 def _registered(name: str, function: Any, states: Sequence[str]) -> Any:
@@ -135,7 +159,7 @@ def _registered(name: str, function: Any, states: Sequence[str]) -> Any:
         "return": tuple.__class_getitem__((torch.Tensor,) * (1 + len(states))),
     }
     operator: Any = torch.library.custom_op(name, function, mutates_args=())
-    operator.register_fake(function)
+    operator.register_fake(lambda x, _weight, recurrence, *_: _results(x, recurrence, len(states)))
     return operator
 
 

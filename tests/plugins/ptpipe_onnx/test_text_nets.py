@@ -137,6 +137,41 @@ def test_recurrent_layers_of_every_kind(kind: str, batch_first: bool, bias: bool
                 np.testing.assert_allclose(found[name], array, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
+class KeywordSpotter(nn.Module):
+    """A convolution halves the frames in front of a recurrent layer: torch.export assumes that there are three."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 4, 3, (2, 2), 1)
+        self.recurrent, self.head = getattr(nn, kind)(12, 5, batch_first=True), nn.Linear(5, 3)
+
+    def forward(self, x_BLI: torch.Tensor) -> torch.Tensor:
+        frames = self.conv(x_BLI.unsqueeze(1)).permute(0, 2, 1, 3).flatten(2)
+        return self.head(self.recurrent(frames)[0].mean(1))
+
+
+@builder
+def keyword_spotter(*, kind: str) -> nn.Module:
+    return KeywordSpotter(kind)
+
+
+@pytest.mark.parametrize("kind", ["GRU", "LSTM"])
+def test_frames_are_halved_in_front_of_a_recurrent_layer(kind: str, tmp_path) -> None:
+    signature = Signature(
+        (TensorSpec("x", "float32", (BATCH, "length", 6)),), (TensorSpec("y", "float32", (BATCH, 3)),)
+    )
+    with seeded(0):
+        network = keyword_spotter(kind=kind)
+    model = Model.from_module(Recipe(FunctionRef.to(keyword_spotter, kind=kind), signature), network)
+    built = build_graph(model, opset=18).model
+    graph.write(built, tmp_path / "model.onnx")
+    file = OnnxFile(tmp_path / "model.onnx", signature)
+    with file.predictor(1) as onnx_predict, model.predictor(1) as torch_predict:
+        for length in (1, 2, 3, 16, 17):
+            inputs = {"x": np.random.default_rng(0).normal(size=(2, length, 6)).astype(np.float32)}
+            np.testing.assert_allclose(onnx_predict(inputs)["y"], torch_predict(inputs)["y"], rtol=1e-4, atol=1e-5)
+
+
 def test_exporting_leaves_the_network_as_it_was(models: dict[str, Model]) -> None:
     from ptpipe_onnx import torch_exporter
 
