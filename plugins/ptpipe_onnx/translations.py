@@ -5,11 +5,13 @@ Shape legend: N samples, C channels, H and W height and width, K positions of a 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import torch
 from torch.fx import Graph, Node
 
@@ -28,6 +30,7 @@ def translations() -> Mapping[Callable[..., Any], Callable[..., Any]]:
         aten.hypot.default: _hypot,
         aten.im2col.default: _unfold,
         aten.kthvalue.default: _kthvalue,
+        aten.logcumsumexp.default: _logcumsumexp,
         aten.median.dim: _median,
         aten.rrelu.default: _rrelu,
     }
@@ -152,6 +155,34 @@ def _distances(x: Any, y: Any, p: float = 2.0, compute_mode: int | None = None) 
         return op.Sqrt(op.ReduceSum(op.Mul(differences, differences), _numbers(-1), keepdims=0))
     powers = op.ReduceSum(op.Pow(differences, op.Constant(value_float=p)), _numbers(-1), keepdims=0)
     return op.Pow(powers, op.Constant(value_float=1 / p))
+
+
+def _logcumsumexp(x: Any, dim: int) -> Any:
+    """Return the logarithm of the sum of exponentials up to each place, one place after the other.
+
+    torch's exporter subtracts the maximum of all places: what is 90 below it becomes -inf.
+    """
+    from onnxscript import opset18 as op
+
+    first = op.Gather(x, op.Constant(value_int=0), axis=dim)
+    nothing = op.Expand(op.CastLike(op.Constant(value_float=-math.inf), x), op.Shape(first))
+    options = {"num_scan_inputs": 1, "scan_input_axes": [dim], "scan_output_axes": [dim]}
+    scan: ir.Node = op.Scan(nothing, x, body=_sum_of_exponentials(x.dtype, len(x.shape) - 1), **options).producer()
+    scan.resize_outputs(2)  # torch's exporter knows of one, the last state
+    return scan.outputs[1]
+
+
+def _sum_of_exponentials(dtype: ir.DataType, rank: int) -> ir.Graph:
+    """Return the step of a Scan: the logarithm of the sum of two exponentials, as state and as output."""
+    shape, type_, tape = ir.Shape([None] * rank), ir.TensorType(dtype), ir.tape.Tape()
+    one, other = (ir.Value(name=name, shape=shape, type=type_) for name in ("one", "other"))
+    zero, unit = (tape.op("Constant", [], {"value": ir.tensor(number, dtype)}) for number in (0.0, 1.0))
+    high, low = tape.op("Max", [one, other]), tape.op("Min", [one, other])
+    # Of two that are equal, which may be infinite, the difference is 0.
+    below = tape.op("Where", [tape.op("Equal", [low, high]), zero, tape.op("Sub", [low, high])])
+    sums = [tape.op("Add", [high, tape.op("Log", [tape.op("Add", [unit, tape.op("Exp", [below])])])])]
+    sums.append(tape.op("Identity", sums))
+    return ir.Graph([one, other], sums, nodes=tape.nodes, name="sum_of_exponentials")
 
 
 def _numbers(*values: int) -> Any:

@@ -87,6 +87,8 @@ FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "median": lambda x: x.median(2).values,
     "median of an odd number": lambda x: x.median(-1, keepdim=True).values,
     "randomized ReLU": lambda x: F.rrelu(x, 0.1, 0.5),
+    "sums of exponentials": lambda x: torch.logcumsumexp(100 * x, 2),
+    "sums of exponentials of what is infinite": lambda x: torch.logcumsumexp(x.masked_fill(x < 0, -math.inf), -1),
     "hypotenuse": lambda x: torch.hypot(x, x + 1),
     **{
         f"distances, p = {p}": lambda x, p=p: torch.cdist(x, 2 * x[:, :, :3] + 1, p)
