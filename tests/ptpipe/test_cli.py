@@ -853,6 +853,14 @@ def test_results_that_a_disk_has_no_room_for_are_a_failure(project, arguments, c
         assert mute.returncode == code
 
 
+@pytest.mark.parametrize("name", ["stdout", "stderr"])
+def test_unbuffered_streams_stay_unbuffered(name) -> None:
+    """With `PYTHONUNBUFFERED=1`, as in containers, a log has all up to the moment in which a process is killed."""
+    script = f"import os, sys; from ptpipe import cli; cli._outlive_readers(); sys.{name}.write('shown'); os._exit(9)"
+    ended = subprocess.run([sys.executable, "-u", "-c", script], capture_output=True, text=True)
+    assert (ended.returncode, getattr(ended, name)) == (9, "shown")
+
+
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_streams_that_are_closed_are_as_if_nobody_read(project, closed) -> None:
     """As under some schedulers: the code stays that of the run, and no file gets the number of such a stream."""

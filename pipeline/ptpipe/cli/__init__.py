@@ -215,9 +215,10 @@ def _outlive_readers() -> None:
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if isinstance(stream, io.TextIOWrapper):
-            buffer = io.BufferedWriter(_Output(stream.fileno(), "w", closefd=False))
+            output = _Output(stream.fileno(), "w", closefd=False)
             outliving = io.TextIOWrapper(
-                buffer,
+                # With PYTHONUNBUFFERED, as in containers, a buffer would keep what is written through to it.
+                output if stream.write_through else io.BufferedWriter(output),
                 stream.encoding,
                 errors="backslashreplace",  # of stdout, as of stderr: a terminal may be ASCII
                 line_buffering=stream.line_buffering,
