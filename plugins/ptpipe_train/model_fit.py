@@ -39,7 +39,7 @@ def check_task(inputs: TrainingInputs) -> None:
     batch = first_batch(inputs.data, settings, NUM_SAMPLES)
     with seeded(0), state_restored(inputs.module), torch.no_grad():
         outputs = named_outputs(inputs.module(*batch.args), task.outputs)
-    check_own_task(task, outputs, batch.targets)
+    check_own_task(task, outputs, batch.targets, is_trained=True)
 
 
 def with_meanings_of(ctx: Context, model: Model, data: Data) -> Model:

@@ -5,6 +5,7 @@ Shape legend: B samples.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -89,7 +90,7 @@ def test_a_mistake_is_named(mistake: Mistake) -> None:
     right = getattr(Spelling, mistake.method)
     task = type("Wrong", (Spelling,), {mistake.method: lambda *given: mistake.change(right(*given))})()
     with pytest.raises(StageError, match=re.escape(mistake.message)) as caught:
-        check_own_task(task, OUTPUTS, TARGETS)
+        check_own_task(task, OUTPUTS, TARGETS, is_trained=True)
     assert str(caught.value).startswith("Wrong.")
 
 
@@ -124,6 +125,54 @@ def test_figures_may_be_undefined_for_few_samples() -> None:
 
     check_own_task(Whole(), OUTPUTS, TARGETS)
     check_own_task(Undefined(), OUTPUTS, TARGETS)
+
+
+UNDEFINED = {
+    "figures of None": {"figures": lambda of: {**of, "loss": None}},
+    "math.log(0)": {"figures": lambda of: {**of, "loss": math.log(0.0)}},
+    "draws of NaN": {"metric_values": lambda of: {**of, "loss": np.array([np.nan])}},
+}
+
+
+@pytest.mark.parametrize("changes", UNDEFINED.values(), ids=UNDEFINED)
+def test_what_is_undefined_for_few_samples_is_no_mistake(changes: dict[str, Callable[[Any], Any]]) -> None:
+    def changed(right: Callable[..., Any], change: Callable[[Any], Any]) -> Callable[..., Any]:
+        return lambda *given: change(right(*given))
+
+    methods = {name: changed(getattr(Spelling, name), change) for name, change in changes.items()}
+    check_own_task(type("Undefined", (Spelling,), methods)(), OUTPUTS, TARGETS)
+
+
+def test_sums_that_cancel_each_other_add_up_as_far_as_they_are_rounded() -> None:
+    class Prices(Spelling):
+        def sums(self, outputs: Any, targets: Any) -> Any:
+            errors = 1e5 * (outputs["letters"] - targets["text"])
+            return {**super().sums(outputs, targets), "bias": errors.sum().double()}
+
+    outputs = {"letters": torch.tensor([[-5.7, 3.7], [-8.9, -15.1], [3.7, 14.6], [9.4, -1.7]])}
+    task, targets = Prices(), {"text": torch.zeros(4, 2)}
+    bias, *halves = (
+        float(task.sums({"letters": outputs["letters"][part]}, {"text": targets["text"][part]})["bias"])
+        for part in (slice(None), slice(0, 2), slice(2, None))
+    )
+    assert abs(bias - sum(halves)) > 1e-3
+    check_own_task(task, outputs, targets)
+
+
+def test_losses_matter_where_a_network_is_trained() -> None:
+    class Judge(Spelling):
+        def losses(self, outputs: Any, targets: Any) -> Any:
+            raise StageError("networks for it are trained elsewhere")
+
+        def sums(self, outputs: Any, targets: Any) -> Any:
+            return Spelling().sums(outputs, targets)
+
+        def samples(self, outputs: Any, targets: Any) -> Any:
+            return Spelling().samples(outputs, targets)
+
+    check_own_task(Judge(), OUTPUTS, TARGETS)
+    with pytest.raises(StageError, match="networks for it are trained elsewhere"):
+        check_own_task(Judge(), OUTPUTS, TARGETS, is_trained=True)
 
 
 def test_built_in_tasks_are_not_called() -> None:
