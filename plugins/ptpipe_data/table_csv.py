@@ -126,7 +126,7 @@ def _row_of_another_length(file: Path, config: TableFileConfig, num_expected: in
             own_lines.append(line)
             yield line
 
-    with file.open(newline="", encoding="utf-8", errors="replace") as stream:
+    with file.open(newline="", encoding="utf-8-sig", errors="replace") as stream:
         rows = python_csv.reader(
             lines(),
             delimiter=DELIMITERS[file.suffix.lower()],

@@ -180,6 +180,10 @@ class TestRowsOfOtherLengths:
         with pytest.raises(StageError, match=rf"^{path}, line 433: 1 field, where the header has 2: 432$"):
             read(path, "\n".join(rows))
 
+    def test_a_mark_of_byte_order_is_no_part_of_the_header(self, tmp_path: Path) -> None:
+        with pytest.raises(StageError, match=r"t\.csv, line 3: 3 fields, where the header has 2: 1,2,3$"):
+            read(tmp_path / "t.csv", '\ufeff"a,b",y\n1,2\n1,2,3\n')
+
     def test_marks_that_are_characters(self, tmp_path: Path) -> None:
         with pytest.raises(StageError, match=r't\.csv, line 3: 1 field, where the header has 2: 5" x$'):
             read(tmp_path / "t.csv", 'a,y\n5" x,1\n5" x\n5" x,2\n', quoting=False)
