@@ -92,12 +92,13 @@ def beside_manifest_hint(manifest: Path, options: Mapping[str, JSON], message: s
     """Return what to add to a message about a missing file that lies beside the manifest; else nothing.
 
     `manifest`: its path. `options`: of the stage; one of them is the file, relative to the working directory.
-    `message`: names it by its absolute path, or as the option does.
+    `message`: names it by its absolute path, or as the option does: a bare word, such as `test`, may be no file there.
     """
     for value in (text for option in options.values() for text in (option if isinstance(option, list) else [option])):
         if isinstance(value, str):
             wanted, there = Path(value).absolute(), manifest.parent / value
-            is_named = f"{wanted} " in f"{message} " or f" {value} " in f" {message} "
+            is_bare = value.isidentifier()
+            is_named = f"{wanted} " in f"{message} " or (not is_bare and f" {value} " in f" {message} ")
             if is_named and not _exists(wanted) and _exists(there):
                 return f"; it lies beside the manifest: run ptpipe in {manifest.parent}, or name it {there}"
     return ""

@@ -115,6 +115,7 @@ def test_other_messages_name_nothing_beside_the_manifest(tmp_path: Path, monkeyp
         ({"path": "t.csv"}, f"{tmp_path}/project/t.csv has no rows"),
         ({"path": "t.csv", "text": "t"}, f"{tmp_path}/project/t.csv does not exist"),
         ({"path": "t.csv"}, "not.csv does not exist"),
+        ({"split": "t"}, "split t has no samples"),
         ({"path": "u.csv"}, f"{tmp_path}/project/u.csv does not exist"),
         ({"path": "x" * 5000}, f"{tmp_path}/project/{'x' * 5000} does not exist"),
         ({"path": "a\0b"}, f"{tmp_path}/project/a\0b does not exist"),
