@@ -316,7 +316,7 @@ def _nothing_of(split: Split) -> Split:
 def _check_types(name: str, split: Split) -> None:
     import numpy as np
 
-    if not isinstance(split.ids, np.ndarray) or (len(split) and split.ids.dtype.kind != "U"):
+    if not isinstance(split.ids, np.ndarray) or (len(split) and split.ids.dtype.kind not in "UT"):
         raise StageError(f"split {name}: ids must be a NumPy array of texts, as np.array(['train/00042']) is")
     columns: Mapping[str, object] = split.columns
     for column, values in columns.items():

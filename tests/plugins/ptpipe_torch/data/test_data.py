@@ -148,6 +148,13 @@ class TestConstruction:
             with pytest.raises(StageError, match=f"^{message}"):
                 Data(info(), {"train": wrong})
 
+    @pytest.mark.skipif(not hasattr(np.dtypes, "StringDType"), reason="of NumPy 2")
+    def test_ids_may_be_texts_of_any_length(self, tmp_path: Path) -> None:
+        split = make_split()
+        ids = split.ids.astype(np.dtypes.StringDType())
+        Data(info(), {"train": Split(ids, split.inputs, split.targets)}).save(tmp_path)
+        assert Data.load(tmp_path).splits["train"].ids.tolist() == split.ids.tolist()
+
     @pytest.mark.parametrize("fact", ["class_scores", "probability_functions", "meanings"])
     def test_a_task_names_its_own_outputs(self, fact: str) -> None:
         task = type("Odd", (Classification,), {fact: property(lambda self: {"logit": ("a",)})})
