@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import chain
 from types import FunctionType
 from typing import Any, TypeAlias
@@ -14,6 +16,7 @@ import torch
 from torch import nn
 from torch.fx import Graph, GraphModule
 
+from ptpipe import ReadLog
 from ptpipe_torch.model.function_ref import FunctionRef
 
 _MOST_KEPT = 4
@@ -23,7 +26,8 @@ _LARGE_BYTES = 2**12
 _PARTS = ("_parameters", "_buffers", "_modules")
 
 _Key: TypeAlias = tuple[tuple[Callable[..., nn.Module], str], ...]
-_kept: OrderedDict[_Key, GraphModule] = OrderedDict()
+_kept: OrderedDict[_Key, tuple[GraphModule, ReadLog]] = OrderedDict()
+"""With the files that were read when they were built."""
 
 
 def skeleton(builder: FunctionRef, transforms: Sequence[FunctionRef], build: Callable[[], nn.Module]) -> nn.Module:
@@ -35,14 +39,22 @@ def skeleton(builder: FunctionRef, transforms: Sequence[FunctionRef], build: Cal
     if not transforms:
         return build()
     roles = [("builder", builder), *(("transform", reference) for reference in transforms)]
-    key = tuple((each.resolve(role), json.dumps(each.arguments, sort_keys=True)) for role, each in roles)
-    if key in _kept:
-        _kept.move_to_end(key)
-        without = [tensor for tensor in _state(_kept[key]).values() if tensor.is_meta]
-        return _copied(_kept[key], {id(tensor): _zeros_like(tensor, "cpu") for tensor in without})
-    module = build()
-    if isinstance(module, GraphModule) and (weights := _zero_weights(module)) is not None:
-        _kept[key] = _copied(module, weights)
+    # Each reference to a file wraps its function again.
+    functions = [inspect.unwrap(reference.resolve(role)) for role, reference in roles]
+    arguments = [json.dumps(reference.arguments, sort_keys=True) for _, reference in roles]
+    key = tuple(zip(functions, arguments, strict=True))
+    kept, log = _kept.pop(key, (None, None))
+    if kept is not None and log is not None and log.is_current:
+        _kept[key] = kept, log  # the last one again
+        log.repeat()
+        without = [tensor for tensor in _state(kept).values() if tensor.is_meta]
+        return _copied(kept, {id(tensor): _zeros_like(tensor, "cpu") for tensor in without})
+    with ReadLog() as log:
+        module = build()
+    packages = {"torch", *map(_package, (skeleton, *functions[1:]))}
+    if isinstance(module, GraphModule) and (weights := _zero_weights(module, packages)) is not None:
+        with suppress(Exception):  # of what refuses to be copied
+            _kept[key] = _copied(module, weights), log
         while len(_kept) > _MOST_KEPT:
             _kept.popitem(last=False)
     return module
@@ -74,13 +86,16 @@ def _complete(copied: nn.Module, module: nn.Module, memo: dict[int, Any]) -> Non
         _complete(copied.get_submodule(name), child, memo)
 
 
-def _zero_weights(module: GraphModule) -> Mapping[int, torch.Tensor] | None:
+def _zero_weights(module: GraphModule, packages: Collection[str]) -> Mapping[int, torch.Tensor] | None:
     """Return weights without memory for those that are all zero, by id; None where the network can't be copied.
 
-    Initial weights are zero: see `built_undrawn`.
+    Initial weights are zero: see `built_undrawn`. `packages`: those whose layers hide nothing that a copy would share;
+    one of the user's own, which a graph may call, can have anything.
     """
-    state = _state(module)
-    if not all(map(_is_plain, state.values())) or not all(map(_is_copyable, module.modules())):
+    state, layers = _state(module), list(module.modules())
+    if not all(map(_is_plain, state.values())) or not all(map(_is_copyable, layers)):
+        return None
+    if not {_package(type(layer)) for layer in layers}.issubset(packages):
         return None
     if len({tensor.untyped_storage()._cdata for tensor in state.values()}) < len(state):
         return None  # some are views of others
@@ -89,6 +104,10 @@ def _zero_weights(module: GraphModule) -> Mapping[int, torch.Tensor] | None:
     others = (buffer for buffer in module.buffers() if id(buffer) not in state)
     num_bytes = sum(tensor.nbytes for tensor in (*state.values(), *others)) - sum(tensor.nbytes for tensor in large)
     return weights if num_bytes <= _MOST_BYTES else None
+
+
+def _package(owner: Callable[..., Any]) -> str:
+    return owner.__module__.partition(".")[0]
 
 
 def _state(module: nn.Module) -> dict[int, torch.Tensor]:

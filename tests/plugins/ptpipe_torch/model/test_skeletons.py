@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
+import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -90,6 +94,36 @@ def seen(*, hidden: bool) -> nn.Module:
     else:
         module[2].register_buffer("view", module[0].weight.detach()[0])
     return module
+
+
+class Own(nn.Module):
+    """A layer of the user's own that can't be traced, and has what a copy would share, or can't be copied."""
+
+    def __init__(self, attribute: str) -> None:
+        super().__init__()
+        self.layer = layer = nn.Linear(32, 3)
+        choices: dict[str, Any] = {
+            "partial": functools.partial(lambda x, scale: scale * layer(x), scale=1.0),
+            "nested": [[lambda x: layer(x)]],
+            "reference": weakref.ref(layer),
+            "lock": threading.Lock(),
+            "computed": layer(torch.ones(1, 32)),
+        }
+        self.kind, self.attribute = attribute, choices[attribute]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.flatten(1)
+        if x.sum() > 1e9:
+            return x[:, :3]
+        calls = {"partial": lambda: self.attribute, "nested": lambda: self.attribute[0][0], "reference": self.attribute}
+        out: torch.Tensor = calls.get(self.kind, lambda: self.layer)()(x)
+        return out
+
+
+@builder
+def with_own(*, attribute: str) -> nn.Module:
+    """What `Own` says, beside layers that become int8."""
+    return nn.Sequential(nn.Conv2d(2, 2, 1), Own(attribute))
 
 
 SCHEME: dict[str, Any] = {
@@ -205,7 +239,7 @@ def test_copies_have_nothing_in_common() -> None:
 def test_no_weights_are_held() -> None:
     model = trained(recipe_of(STATIC, width=1024))
     model.build_prepared()
-    [kept] = skeletons._kept.values()
+    [(kept, _)] = skeletons._kept.values()
     held = sum(tensor.nbytes for tensor in kept.state_dict().values() if not tensor.is_meta)
     assert held < sum(tensor.nbytes for tensor in model.tensors.values()) / 10
     copied = model.build_prepared()
@@ -245,3 +279,57 @@ def test_networks_of_large_tensors_beside_their_state_are_not_kept() -> None:
     model = trained(recipe_of(STATIC, drawn))
     model.build_prepared()
     assert not skeletons._kept
+
+
+@pytest.mark.parametrize("attribute", ["partial", "nested", "reference", "lock", "computed"])
+def test_layers_of_the_users_own_are_built_anew(attribute: str) -> None:
+    """Such a layer would compute with the weights of another network, or fail to be copied."""
+    left_float = FunctionRef.to(prepare_static, observer="histogram", calibrating=True, **{**SCHEME, "skip": ("1",)})
+    model = trained(recipe_of(left_float, with_own, attribute=attribute))
+    x = torch.randn(4, 2, 4, 4)
+    first, second = model.build_prepared(), model.build_prepared()
+    expected = second(x)
+    with torch.no_grad():
+        for parameter in first.parameters():
+            parameter.zero_()
+    assert torch.equal(second(x), expected)
+    assert torch.equal(model.build_prepared()(x), expected)
+
+
+NETWORK = """
+from pathlib import Path
+from torch import nn
+
+import widths
+
+calls = []
+
+def make(file):
+    calls.append(file)
+    width = widths.FACTOR * int(Path(file).read_text())
+    return nn.Sequential(nn.Conv2d(2, width, 1), nn.Flatten(2), nn.AdaptiveAvgPool1d(3))
+"""
+
+
+def test_networks_of_files_are_kept_until_a_file_changes(tmp_path: Path) -> None:
+    code, beside, width = tmp_path / "mine.py", tmp_path / "widths.py", tmp_path / "width.txt"
+    code.write_text(NETWORK)
+    beside.write_text("FACTOR = 1\n")
+    width.write_text("4")
+
+    def built() -> tuple[nn.Module, int]:
+        reference = FunctionRef.in_file(code, "make", {"file": str(width)})
+        recipe = Recipe(reference, classifier((2, 4, 4), 3), prepare=(STATIC,), backend="fbgemm")
+        module = Model.from_module(recipe, fresh(recipe)).build_prepared()
+        calls = len(vars(sys.modules[reference.resolve("builder").__module__])["calls"])
+        return module, calls
+
+    def channels(module: nn.Module) -> int:
+        return len(module.get_submodule("0").get_parameter("weight"))
+
+    assert [built()[1], built()[1]] == [2, 3]  # each calls it for its tensors
+    assert len(skeletons._kept) == 1
+    width.write_text("16")
+    assert channels(built()[0]) == 16
+    beside.write_text("FACTOR = 2\n")
+    assert channels(built()[0]) == 32
