@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -39,8 +38,7 @@ def skeleton(builder: FunctionRef, transforms: Sequence[FunctionRef], build: Cal
     if not transforms:
         return build()
     roles = [("builder", builder), *(("transform", reference) for reference in transforms)]
-    # Each reference to a file wraps its function again.
-    functions = [inspect.unwrap(reference.resolve(role)) for role, reference in roles]
+    functions = [_function(reference, role) for role, reference in roles]
     arguments = [json.dumps(reference.arguments, sort_keys=True) for _, reference in roles]
     key = tuple(zip(functions, arguments, strict=True))
     kept, log = _kept.pop(key, (None, None))
@@ -58,6 +56,16 @@ def skeleton(builder: FunctionRef, transforms: Sequence[FunctionRef], build: Cal
         while len(_kept) > _MOST_KEPT:
             _kept.popitem(last=False)
     return module
+
+
+def _function(reference: FunctionRef, role: str) -> Callable[..., nn.Module]:
+    """Return the function of a reference; that of a file without what reports its errors, which is another each time.
+
+    Decorators of the user's own belong to it.
+    """
+    function: Any = reference.resolve(role)
+    own: Callable[..., nn.Module] = function if reference.source is None else function.__wrapped__
+    return own
 
 
 def _copied(module: GraphModule, weights: Mapping[int, torch.Tensor]) -> GraphModule:

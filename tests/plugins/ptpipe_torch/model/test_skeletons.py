@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import sys
@@ -333,3 +334,29 @@ def test_networks_of_files_are_kept_until_a_file_changes(tmp_path: Path) -> None
     assert channels(built()[0]) == 16
     beside.write_text("FACTOR = 2\n")
     assert channels(built()[0]) == 32
+
+
+DECORATED = """
+import functools
+from torch import nn
+
+def _network(width=2):
+    return nn.Sequential(nn.Conv2d(2, width, 1), nn.Flatten(2), nn.AdaptiveAvgPool1d(3))
+
+def of_width(width):
+    def decorate(function):
+        return functools.wraps(function)(lambda: function(width))
+    return decorate
+
+small, large = of_width(4)(_network), of_width(8)(_network)
+"""
+
+
+def test_functions_decorated_otherwise_are_others(tmp_path: Path) -> None:
+    code = tmp_path / "decorated.py"
+    code.write_text(DECORATED)
+    for name, width in (("small", 4), ("large", 8), ("small", 4)):
+        recipe = recipe_of(STATIC)
+        recipe = dataclasses.replace(recipe, builder=FunctionRef.in_file(code, name, {}))
+        module = Model.from_module(recipe, fresh(recipe)).build_prepared()
+        assert len(module.get_submodule("0").get_parameter("weight")) == width
