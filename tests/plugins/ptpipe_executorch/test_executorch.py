@@ -104,7 +104,7 @@ def test_int8_weights_are_stored_as_int8(backend, run_export, digits) -> None:
     torch.manual_seed(0)
     signature = classifier(SHAPE_CHW, 10)
     float_model = Model.from_module(Recipe(FunctionRef.to(wide), signature), wide())
-    prepare = FunctionRef.to(with_observers, backend=backend, qat=False, high=255, skip="none")
+    prepare = FunctionRef.to(with_observers, backend=backend, qat=False, narrow=False, skip="none")
     with quantized_engine(backend), torch.no_grad():
         prepared = prepare.resolve("transform")(float_model.build(), **prepare.arguments)
         for batch in digits.batches("calibration"):
