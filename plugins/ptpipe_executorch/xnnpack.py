@@ -37,6 +37,7 @@ _MOVES = (
     *(_ATEN.transpose.int, _ATEN.unsqueeze.default, _ATEN.slice.Tensor, _ATEN.cat.default),
     *(_ATEN.max_pool2d.default, _ATEN.hardtanh.default, _ATEN.clamp.default, _ATEN.relu.default),
 )
+_MEANS = (_ATEN.mean.dim, _ATEN.adaptive_avg_pool2d.default)
 _open_pools: list[int] = []
 """Threads of each open program: ExecuTorch has one pool for all, and replacing it would pull it from under them."""
 
@@ -122,6 +123,7 @@ def _export(network: nn.Module, signature: Signature, sizes: Mapping[str, int]) 
     inputs = tuple(example[within].contiguous() for example, within in zip(examples, largest, strict=True))
     program = torch.export.export(network, inputs, dynamic_shapes=shapes, strict=False)
     _keep_averaged_axes(program)
+    _round_means_to_even_steps(program)
     _infer_symbolic_sizes(program)
     _requantize_before_moves(program)
     return program
@@ -146,25 +148,53 @@ def _keep_averaged_axes(program: ExportedProgram) -> None:
             reader.replace_input_with(mean, dropped)
 
 
+def _round_means_to_even_steps(program: ExportedProgram) -> None:
+    """Let ties of means over images become an even number of steps from zero, in place, as in torch's int8 networks.
+
+    XNNPACK rounds them to the even integer, which is the same where the zero point is even: means get such a grid. It
+    has all integers but the one farthest from zero, which is a mean only of pixels that nearly all have it.
+    """
+    for mean in [node for node in program.graph_module.graph.nodes if node.target in _MEANS]:
+        source, readers = mean.all_input_nodes[0], list(mean.users)
+        behind = [reader for user in readers for reader in (user.users if user.target in _MOVES else [user])]
+        is_rounded = all(reader.target is QUANTIZE and reader.args[1:] == source.args[1:] for reader in behind)
+        if source.target is not DEQUANTIZE or mean.meta["val"].shape[2:] != (1, 1) or not is_rounded:
+            continue
+        (scale, zero_point, *limits), num_pixels = source.args[1:], source.meta["val"].shape[2:].numel()
+        if zero_point % 2 and not (isinstance(num_pixels, int) and num_pixels % 2):  # means of odd numbers are no ties
+            zero_point += 1 if zero_point < 0 else -1
+        elif behind == readers:
+            continue
+        rounded = _rounded(mean, (scale, zero_point, *limits))
+        for reader in readers:
+            reader.replace_input_with(mean, rounded)
+    program.graph_module.recompile()
+
+
 def _requantize_before_moves(program: ExportedProgram) -> None:
     """Let operators that only move or select integers have one grid, that of their output, in place.
 
     XNNPACK has these for one grid alone. Rounding to the new grid gives the same before them as after.
     """
-    graph = program.graph_module.graph
-    for move in [node for node in graph.nodes if node.target in _MOVES]:
+    for move in [node for node in program.graph_module.graph.nodes if node.target in _MOVES]:
         reader = next(iter(move.users), None)
         if reader is None or reader.target is not QUANTIZE:
             continue
         for value in move.all_input_nodes:
             if value.target is DEQUANTIZE and value.args[1:] != reader.args[1:]:
-                with graph.inserting_before(move):
-                    integers = graph.call_function(QUANTIZE, (value, *reader.args[1:]))
-                    moved = graph.call_function(DEQUANTIZE, (integers, *reader.args[1:]))
-                integers.meta = {**value.meta, "val": value.all_input_nodes[0].meta["val"]}
-                moved.meta = dict(value.meta)
-                move.replace_input_with(value, moved)
+                move.replace_input_with(value, _rounded(value, reader.args[1:]))
     program.graph_module.recompile()
+
+
+def _rounded(value: Node, grid: Sequence[Any]) -> Node:
+    """Return a value's rounding to a grid, whose nodes are inserted behind it. `grid`: the quantizing arguments."""
+    with value.graph.inserting_after(value):
+        integers = value.graph.call_function(QUANTIZE, (value, *grid))
+    with value.graph.inserting_after(integers):
+        rounded = value.graph.call_function(DEQUANTIZE, (integers, *grid))
+    integers.meta = {**value.meta, "val": value.meta["val"].to(grid[-1])}
+    rounded.meta = dict(value.meta)
+    return rounded
 
 
 def _restore_bounds(program: ExportedProgram) -> None:

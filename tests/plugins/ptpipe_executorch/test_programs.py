@@ -1,10 +1,12 @@
 """Programs of sequences, of recurrent layers, and of several outputs.
 
-Shape legend: B samples, L tokens.
+Shape legend: B samples, L tokens; N samples, C channels, H height, W width.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from operator import methodcaller
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +18,8 @@ from ptpipe import Context, StageError
 from ptpipe_executorch import ExecuTorchConfig, ExecuTorchModel, export_executorch
 from ptpipe_executorch.export import _network
 from ptpipe_executorch.xnnpack import lower
-from ptpipe_torch import BATCH, FunctionRef, Model, Recipe
+from ptpipe_torch import BATCH, FunctionRef, Model, Recipe, Signature, TensorSpec
+from ptpipe_torch.int8.decomposed import DEQUANTIZE, QUANTIZE
 from ptpipe_torch.runtime import seeded
 
 from ...texts import TAGS, network_of, quantized, text_data, texts, trained
@@ -27,6 +30,8 @@ pytest.importorskip("executorch", reason="ExecuTorch is not installed: pip insta
 
 __all__ = ["inputs", "model"]  # fixtures
 MAX_LENGTH = 12
+STEP = 0.0186
+MEAN = methodcaller("mean", (2, 3))
 
 
 def program(model: Model, folder: Path, max_batch_size: int) -> ExecuTorchModel:
@@ -98,3 +103,34 @@ def test_two_outputs_keep_their_names(path, build, inputs, tmp_path) -> None:
     for name, values in expected.items():
         allowed = {"float": 1e-5, "dynamic": 0.03}.get(path, 1e-6)
         assert np.abs(found[name] - values).max() <= allowed * np.ptp(values)
+
+
+class Mean(nn.Module):
+    """The rounded mean of rounded pictures."""
+
+    def __init__(self, zero_point: int, mean: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.grid, self.mean = (STEP, zero_point, -128, 127, torch.int8), mean
+
+    def forward(self, x_NCHW: torch.Tensor) -> torch.Tensor:
+        rounded_NCHW = DEQUANTIZE(QUANTIZE(x_NCHW, *self.grid), *self.grid)
+        return DEQUANTIZE(QUANTIZE(self.mean(rounded_NCHW), *self.grid), *self.grid)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("zero_point", [-127, -17, 0, 127])
+@pytest.mark.parametrize("mean", [MEAN, nn.AdaptiveAvgPool2d(1)], ids=["mean", "pooling"])
+def test_ties_of_means_become_an_even_number_of_steps(mean, zero_point, size, tmp_path) -> None:
+    """As in torch's int8 networks, which `ptpipe_torch.int8.ties` lets round so."""
+    shape = (BATCH, 8) if mean is MEAN else (BATCH, 8, 1, 1)
+    signature = Signature((TensorSpec("x", "float32", (BATCH, 8, size, size)),), (TensorSpec("y", "float32", shape),))
+    lowered = lower(Mean(zero_point, mean).eval(), signature, {BATCH: 512})
+    assert [(operator.type, operator.precision) for operator in lowered.operators][:1] == [("mean", "int8")]
+    path = tmp_path / "model.pte"
+    path.write_bytes(lowered.content)
+    steps_NCHW = np.random.default_rng(0).integers(-128 - zero_point, 128 - zero_point, (512, 8, size, size))
+    with ExecuTorchModel(path, signature, "int8", lowered.outputs, 512).predictor(1) as predict:
+        y = predict({"x": (steps_NCHW * STEP).astype(np.float32)})["y"]
+    means_NC = steps_NCHW.mean((2, 3))
+    assert (means_NC % 1 == 0.5).any() == (size != 3)
+    assert np.array_equal(np.round(y.reshape(512, 8) / STEP), np.round(means_NC))
