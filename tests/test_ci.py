@@ -154,6 +154,13 @@ def test_the_workflow_tests_every_supported_python_and_the_oldest_and_newest_dep
     assert {each["dependencies"] for each in matrix} == {"constrained", "oldest", "newest"}
 
 
+def test_every_extra_is_installed_in_some_job():
+    groups = PROJECT["optional-dependencies"]
+    outside_dev = {name for name, group in groups.items() if name != "docs" and not set(group) <= set(groups["dev"])}
+    installed = re.findall(r"'\.\[([\w,]+)\]'", "\n".join(step.get("run", "") for step in steps()))
+    assert outside_dev <= {extra for names in installed for extra in names.split(",")}
+
+
 def test_commands_of_the_workflow_exist():
     text = "\n".join(step.get("run", "") for step in steps())
     targets = set(re.findall(r"\bmake (\S+)", text))
