@@ -85,6 +85,15 @@ class Fork:
         return out, err
 
 
+def end(process: Fork | subprocess.Popen[str]) -> None:
+    """End a process that a failing test has left; the workers of a run end with it."""
+    if isinstance(process, Fork):
+        process.__exit__()
+    elif process.poll() is None:
+        process.kill()
+        process.communicate()
+
+
 def _call(
     function: Callable[..., object],
     arguments: tuple[object, ...],

@@ -22,7 +22,7 @@ from typing import Any, Self
 import psutil
 import pytest
 
-from ..forks import Fork, run_ptpipe
+from ..forks import Fork, end, run_ptpipe
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("fork_server")]
 
@@ -64,13 +64,8 @@ class Running:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *raised: object) -> None:
-        """End what a failing test has left."""
-        if isinstance(self.process, Fork):
-            self.process.__exit__(*raised)
-        elif self.process.poll() is None:
-            os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.communicate()
+    def __exit__(self, *_: object) -> None:
+        end(self.process)
 
     def others(self, is_worker: bool) -> list[psutil.Process]:
         """The workers of the training, or the processes that load data."""

@@ -25,7 +25,7 @@ import torch
 from ptpipe.store.store import Store
 from ptpipe_torch import Model
 
-from ...forks import Fork, run_ptpipe
+from ...forks import Fork, end, run_ptpipe
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("fork_server")]
 thorough = pytest.mark.thorough
@@ -98,13 +98,8 @@ class Running:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *raised: object) -> None:
-        """End what a failing test has left."""
-        if isinstance(self.process, Fork):
-            self.process.__exit__(*raised)
-        elif self.process.poll() is None:
-            self.process.kill()
-            self.process.communicate()
+    def __exit__(self, *_: object) -> None:
+        end(self.process)
 
     def workers(self) -> list[psutil.Process]:
         """Return the running workers, by rank."""
