@@ -108,13 +108,16 @@ def row_of_another_length(file: Path, config: TableFileConfig, error: str) -> st
     None for another `error` of the parser, which knows rows, but neither their lines nor, of several blocks, the first.
     """
     found = _EXPECTED.search(error)
-    row = _row_of_another_length(file, config, int(found[1])) if found else None
-    if row is None or found is None:
+    if found is None:
+        return None
+    num_expected = int(found[1])
+    row = _row_of_another_length(file, config, num_expected)
+    if row is None:
         return None
     place, num_fields, text = row
     fields = "1 field" if num_fields == 1 else f"{num_fields:,} fields"
     owner = "`column_names`" if config.column_names else "the header"
-    return f"{place}: {fields}, where {owner} has {int(found[1]):,}: {text}"
+    return f"{place}: {fields}, where {owner} has {num_expected:,}: {text}"
 
 
 def _row_of_another_length(file: Path, config: TableFileConfig, num_expected: int) -> tuple[str, int, str] | None:

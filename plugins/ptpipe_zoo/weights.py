@@ -66,15 +66,16 @@ def read_weights(path: Path, notice: Callable[[str], None], entry: str | None = 
         return dict(state)
     if entry in found:
         return dict(found[entry])
-    what = "an object of another class" if isinstance(content, _Unread) else f"a {type(content).__name__}"
-    reason = f"it contains {what}"
+    names = " and ".join(map(repr, found))
     if _is_state_dict(content):
         reason = "it is one itself: leave `weights_entry` out"
     elif found:
-        names = " and ".join(map(repr, found))
         reason = f"its entries {names} are: choose one by `weights_entry`" if entry is None else f"it has {names}"
-    what = "is not a state dict;" if entry is None else f"has no state dict {entry!r}:"
-    raise StageError(f"{path} {what} {reason}")
+    else:
+        held = "an object of another class" if isinstance(content, _Unread) else f"a {type(content).__name__}"
+        reason = f"it contains {held}"
+    problem = "is not a state dict;" if entry is None else f"has no state dict {entry!r}:"
+    raise StageError(f"{path} {problem} {reason}")
 
 
 def _content(path: Path) -> Any:
