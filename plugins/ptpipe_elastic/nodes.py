@@ -54,6 +54,8 @@ _LOCK_PROBE_S = 2.0
 WAIT_FOR_LEADER_S = 600.0
 WAIT_WITHOUT_WORK_S = 20.0
 """How long a node waits for a node 0 that ended before, where it finds every stage with several workers cached."""
+_SEEN_LATE_S = 10.0
+"""How long after node 0's lock is free another node may not see yet how it ended."""
 _WHOLE = (ExitCode.DONE, ExitCode.REFUSED, ExitCode.UNDECIDED)
 """Of runs that came to their end: node 0 of any other has to come again."""
 _MAX_BYTES = 1 << 20
@@ -215,8 +217,7 @@ class Follower:
             # Before node 0 was seen, the file may be that of an earlier run.
             announcement = _read(file, newer_than_ns=0 if has_met else begin_ns)
             if announcement and announcement.state == "ended":
-                self._log(f"ends: node 0 ended with exit code {announcement.exit_code}")
-                return announcement.exit_code
+                return self._end(announcement)
             if is_led and not has_met:
                 has_met = True
             elif is_led:
@@ -225,7 +226,7 @@ class Follower:
                     self._take_part(self._call(announcement.call))
                     continue
             elif has_met:
-                raise StageError("node 0 disappeared; start all nodes again to resume from the last checkpoint")
+                return self._last_announced(file)
             elif may_be_late and time.monotonic() > begin + WAIT_WITHOUT_WORK_S:
                 may_be_late = False  # node 0 may have come and gone, having found everything cached
                 earlier = _read(file, newer_than_ns=begin_ns - int(WAIT_FOR_LEADER_S * 1e9))
@@ -239,6 +240,25 @@ class Follower:
                     "options and artifacts folder?"
                 )
             time.sleep(_POLL_S)
+
+    def _end(self, announcement: Announcement) -> ExitCode:
+        self._log(f"ends: node 0 ended with exit code {announcement.exit_code}")
+        return announcement.exit_code
+
+    def _last_announced(self, file: Path) -> ExitCode:
+        """Return the exit code of a node 0 that holds its lock no more.
+
+        A file system of several machines may show the free lock before the announcement. Raises StageError where none
+        comes.
+        """
+        deadline = time.monotonic() + _SEEN_LATE_S
+        while time.monotonic() < deadline:
+            _now_ns(file)  # a client of NFS that creates a file reads its folder again
+            announcement = _read(file, newer_than_ns=0)
+            if announcement and announcement.state == "ended":
+                return self._end(announcement)
+            time.sleep(_POLL_S)
+        raise StageError("node 0 disappeared; start all nodes again to resume from the last checkpoint")
 
     def _has_work(self) -> bool:
         """Return whether node 0 would run a stage with several workers, by this node's own plan and the store."""

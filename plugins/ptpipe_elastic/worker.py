@@ -1,7 +1,7 @@
 """One worker of a stage: a process that torch elastic starts with the call's folder and its node's rank as arguments.
 
 In that folder `call-NODE.json` is the call, `events-RANK.jsonl` takes events, `outputs/` takes the artifacts of rank 0,
-which may be on any node.
+which may be on any node. `starts` has a line for each start of rank 0.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
-from ptpipe import Event, LogLine, StageError, host
+from ptpipe import Event, LogLine, Notice, StageError, host
 from ptpipe.launching import (
     Call,
     FilesRead,
@@ -72,6 +72,8 @@ class _Worker:
         """Execute the call, and save the outputs of rank 0."""
         folder, rank = self.folder, self.rank
         call = Call.from_json(call_file(folder, self.node).read_text(encoding="utf-8"))
+        if rank == 0:
+            _count_start(folder, call.stage_id)
         with redirect_stdout(sys.stderr):
             vocabulary = load_vocabulary(call.plugins, Path(call.folder))
             self.plugins, self.source_folders = vocabulary.plugins, call.source_folders
@@ -90,6 +92,16 @@ class _Worker:
                 artifact.save(place)
             shutil.rmtree(folder / OUTPUTS, ignore_errors=True)  # of an attempt in which another worker failed later
             staging.rename(folder / OUTPUTS)  # atomic: the outputs are complete or absent
+
+
+def _count_start(folder: Path, stage_id: str) -> None:
+    """Give a notice of each start but the first: what ends well would not show that workers failed on the way."""
+    with (folder / "starts").open("a", encoding="utf-8") as stream:
+        stream.write("\n")
+        num_restarts = stream.tell() - 1
+    if num_restarts:
+        text = "a worker failed, or its node left: all workers restarted from the last checkpoint"
+        write_event(folder, 0, Notice(stage_id, f"{text} (restart {num_restarts})"))
 
 
 def _teller(folder: Path, rank: int) -> Callable[[Event], None]:

@@ -296,13 +296,23 @@ def test_what_an_earlier_run_announced_counts_for_nothing(cluster: Cluster) -> N
     assert cluster.calls(following) == []
 
 
-def test_a_node_0_that_vanishes_is_missed(cluster: Cluster) -> None:
+def test_a_node_0_that_vanishes_is_missed(cluster: Cluster, monkeypatch) -> None:
+    monkeypatch.setattr("ptpipe_elastic.nodes._SEEN_LATE_S", 0.5)
     following, leader = cluster.follow(), cluster.leader()
     with leader.leading(), leader.announced(cluster.call("one")):
         following.waits_for(lambda: len(cluster.calls(following)) == 1)
     ending = following.end()
     assert isinstance(ending, StageError)
     assert str(ending) == ("node 0 disappeared; start all nodes again to resume from the last checkpoint")
+
+
+def test_how_node_0_ended_may_be_seen_after_its_lock_is_free(cluster: Cluster) -> None:
+    """As on GlusterFS and NFS, where another node sees a released lock at once, but a replaced file late."""
+    following, leader = cluster.follow(), cluster.leader()
+    with leader.leading(), leader.announced(cluster.call("one")):
+        following.waits_for(lambda: len(cluster.calls(following)) == 1)
+    time.sleep(1)
+    end(leader, following, ExitCode.REFUSED)
 
 
 def test_a_node_0_that_never_comes_is_not_waited_for_for_ever(cluster: Cluster, monkeypatch) -> None:

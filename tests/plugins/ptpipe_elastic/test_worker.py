@@ -13,7 +13,7 @@ import torch
 from ptpipe import Event, LogLine, Metric, Notice, Progress, StageError
 from ptpipe.launching import Call
 from ptpipe_elastic.event_log import tailed
-from ptpipe_elastic.worker import _teller, _write_error, call_file, main
+from ptpipe_elastic.worker import _count_start, _teller, _write_error, call_file, main
 from ptpipe_torch.distributed.worker_group import WorkerGroupError
 
 SAID: tuple[Event, ...] = (
@@ -41,6 +41,15 @@ def test_rank_0_speaks_for_all(tmp_path: Path) -> None:
 
 def test_of_the_others_only_the_log_is_heard_with_their_rank(tmp_path: Path) -> None:
     assert set(heard(tmp_path, [3, 12])) == {LogLine("t", f"[rank {rank}] made it", shown=True) for rank in (3, 12)}
+
+
+def test_each_start_of_rank_0_but_the_first_gives_a_notice(tmp_path: Path) -> None:
+    notices: list[Event] = []
+    with tailed(tmp_path, notices.append):
+        for _ in range(3):
+            _count_start(tmp_path, "train")
+    text = "a worker failed, or its node left: all workers restarted from the last checkpoint (restart {})"
+    assert notices == [Notice("train", text.format(1)), Notice("train", text.format(2))]
 
 
 def test_together_they_say_everything_once(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -358,7 +359,9 @@ def test_with_restarts_a_dead_worker_changes_nothing(
     running = start(tmp_path, MODES["ddp"], "artifacts", "--max-restarts", "2")
     assert running.until(2)
     running.workers()[1].kill()
-    assert "3 done" in running.end()
+    output = running.end()
+    assert "3 done" in output
+    assert "all workers restarted from the last checkpoint (restart 1)" in output
     assert running.process.returncode == 0
     assert same_bits(undisturbed("ddp"), running)
 
@@ -375,7 +378,7 @@ def test_two_nodes_are_one_machine_with_as_many_workers(
     second.parent.kill()
     second.end()
     again = start(tmp_path, MODES["ddp"], "artifacts", *options, "--node-rank", "1")
-    assert "3 done" in first.end()
+    assert re.search(r"\(restart 1\)(?s:.*)3 done", first.end())
     output = again.end()
     assert "node 1 takes part in train" in output
     assert "node 0 ended with exit code 0" in output
