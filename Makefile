@@ -8,7 +8,7 @@ PIP := -m pip --disable-pip-version-check install --quiet --constraint constrain
 # Two workers of one thread each: with more, they would compete for the same processors.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 20
 
-.PHONY: demo test test-core test-gpu test-thorough coverage lint format docs bench schema hooks release clean
+.PHONY: demo test test-core test-others test-gpu test-thorough coverage lint format docs bench schema hooks release clean
 
 demo: $(VENV)/.installed
 	$(BIN)/ptpipe run manifests/mnist_qat.yaml
@@ -19,6 +19,10 @@ test: $(VENV)/.installed
 # The core and the reporters, where torch is not installed.
 test-core: $(CORE)/.installed
 	OMP_NUM_THREADS=1 $(CORE)/bin/python -m pytest -n 2 tests/ptpipe tests/plugins/ptpipe_report
+
+# For .ci/run, with PTPIPE_PASSED_TO: what has not passed there, with the site that `docs` has built.
+test-others: docs test-core
+	PTPIPE_PASSED_IN="$$PTPIPE_PASSED_TO" PTPIPE_PASSED_TO= PTPIPE_SITE="$(CURDIR)/build/site" $(PYTEST)
 
 # The tests that need CUDA devices, and see them; several of them need two.
 test-gpu: $(VENV)/.installed

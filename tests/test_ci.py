@@ -192,3 +192,47 @@ def test_what_has_passed_without_torch_is_not_run_again(tmp_path):
     assert f"{len(passed)} passed" in first.stdout, first.stdout
     listed.write_text("\n".join(passed[1:]))
     assert re.search(r"^1 passed", ended("PTPIPE_PASSED_IN").stdout, re.MULTILINE)
+
+
+TOOL = """\
+#!/bin/sh
+tool=$(basename "$(dirname "$(dirname "$0")")")/$(basename "$0")
+case "$tool $*" in
+*"-m venv "*)
+    for folder; do :; done
+    mkdir -p "$folder/bin"
+    for name in python ruff mypy lint-imports mkdocs; do cp "$0" "$folder/bin/$name"; done
+    exit ;;
+.venv-core/*pytest*) [ -z "$FAILS" ] || exit 1 ;;
+*/mypy*)  # is slow
+    for _ in $(seq 100); do grep -q "$SLOWER_THAN" "$LOG" && break; sleep 0.1; done ;;
+esac
+echo "$tool $* to=$PTPIPE_PASSED_TO in=$PTPIPE_PASSED_IN site=$PTPIPE_SITE" >> "$LOG"
+"""
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+@pytest.mark.parametrize("fails", ["", "1"])
+def test_other_tests_wait_for_those_of_the_core_and_not_for_mypy(tmp_path, fails):
+    for name in ("Makefile", "pyproject.toml", "constraints.txt", ".ci/run", ".ci/requirements.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    tool, log = tmp_path / "tool", tmp_path / "log"
+    tool.write_text(TOOL, encoding="utf-8")
+    tool.chmod(0o755)
+    awaited = "" if fails else "^.venv/python -m pytest"
+    own = {"PYTHON": str(tool), "LOG": str(log), "FAILS": fails, "SLOWER_THAN": awaited}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PTPIPE_", "MAKE"))} | own
+    ended = subprocess.run([tmp_path / ".ci" / "run"], env=environment, capture_output=True, text=True, check=False)
+    assert (ended.returncode == 0) == (not fails), ended.stderr
+    lines = log.read_text(encoding="utf-8").splitlines()
+    passed, site = tmp_path / "build" / "passed-without-torch.txt", tmp_path / "build" / "site"
+    others = [number for number, line in enumerate(lines) if line.startswith(".venv/python -m pytest")]
+    if fails:
+        assert others == []
+        return
+    of_core = next(number for number, line in enumerate(lines) if line.startswith(".venv-core/python -m pytest"))
+    assert lines[of_core].endswith(f" to={passed} in= site=")
+    assert [lines[number].partition(" to=")[2] for number in others] == [f" in={passed} site={site}"]
+    docs, types = (next(number for number, line in enumerate(lines) if tool in line) for tool in ("/mkdocs", "/mypy"))
+    assert max(of_core, docs) < others[0] < types
