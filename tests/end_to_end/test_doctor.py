@@ -97,11 +97,11 @@ def test_a_worker_that_is_killed(fork_server, temporary):
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_ends_the_workers_too(run_cli, temporary, number, code):
-    with run_cli.start("doctor", "--workers", 2, TMPDIR=str(temporary)) as process:
+def test_a_signal_ends_the_workers_too(fork_server, temporary, number, code):
+    with start(temporary) as process:
         wait_for_two(process, temporary)
-        process.send_signal(number)
+        os.kill(process.pid, number)
         out, err = process.communicate(timeout=60)
     assert process.returncode == code
-    assert b"Traceback" not in out + err
+    assert "Traceback" not in out + err
     assert workers_of(temporary) == []

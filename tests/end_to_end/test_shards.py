@@ -19,6 +19,7 @@ from ptpipe_torch.data.column import flatten
 from ptpipe_torch.data.shards import TarColumn
 
 from ..forks import run_forked
+from ..plugins.forked_workers import forked_workers
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -93,7 +94,8 @@ def test_two_workers_end_where_one_process_does(folder: Path, monkeypatch: pytes
     options = {"epochs": 1, "batch_size": 92}
     single = trained(folder, "shards", monkeypatch, **options).artifact("train")
     parallel = {"mode": "ddp", "workers": 2}
-    ddp = trained(folder, "shards", monkeypatch, **options, parallel=parallel).artifact("train")
+    with forked_workers():
+        ddp = trained(folder, "shards", monkeypatch, **options, parallel=parallel).artifact("train")
     assert isinstance(single, Model) and isinstance(ddp, Model)
     for name, tensor in single.tensors.items():
         assert (tensor - ddp.tensors[name]).abs().max() <= 1e-5 * tensor.abs().max(), name

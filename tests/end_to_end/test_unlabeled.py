@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +68,7 @@ STAGES = """
   latency:
     uses: eval.latency
     needs: {models: [onnx_float, static, onnx, mended]}
-    with: {baseline: onnx_float, batch_sizes: [1], budget_s: 2, threads: [one]}
+    with: {baseline: onnx_float, batch_sizes: [1], budget_s: 1, threads: [one]}
   size: {uses: gate.size, needs: {comparison: latency}, with: {candidate: static, max_ratio: 0.6}}
 """
 TAUGHT = """
@@ -142,8 +140,7 @@ def test_all_but_what_needs_targets(folder: Path) -> None:
     assert float_NCP.shape == (20, 9, 64) and np.ptp(float_NCP[:, :4]) > 50
     assert np.abs(int8_NCP - float_NCP)[:, 4:].max() < 0.03  # one grid for boxes and scores made all of them 0
     run_folder = folder / "artifacts" / "runs" / record["run_id"]
-    check = [sys.executable, "-m", "ptpipe", "check", str(run_folder / "onnx" / "model.onnx")]
-    assert subprocess.run(check, capture_output=True, check=False).returncode == 0
+    assert run_forked(folder, "check", run_folder / "onnx" / "model.onnx").returncode == 0
 
 
 def test_what_needs_targets_says_so(folder: Path) -> None:
