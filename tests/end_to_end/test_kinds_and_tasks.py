@@ -133,7 +133,7 @@ TEXTS = (
     "max_length: 16}}"
 )
 OWN = "model.python, with: {{file: nets.py, function: {}}}"
-TEXT_NET = "model.text_transformer, with: {{num_layers: 1{}}}"
+TEXT_NET = "model.text_transformer, with: {{num_layers: 1, dim: 32{}}}"
 CASES = {
     "regression": (ARRAYS.format("regression"), OWN.format("rows"), "data.npz", write_regression, "r2"),
     "multi_label": (ARRAYS.format("multi_label"), OWN.format("rows"), "data.npz", write_labels, "macro_f1"),
