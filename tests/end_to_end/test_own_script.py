@@ -116,8 +116,7 @@ def test_comments_rerun_nothing_and_code_does(project: Project, stages: Mapping[
 def test_two_workers_train_it(project: Project) -> None:
     """Each worker makes the network from the script; then the manifest goes on to its end."""
     parallel = "pretrain.parallel={mode: ddp, workers: 2}"
-    untimed = "compare.batch_sizes=[]"
-    stages = project.ptpipe("-s", "pretrain.epochs=1", "-s", parallel, "-s", "quality.max_drop=1", "-s", untimed)
+    stages = project.ptpipe("-s", "pretrain.epochs=1", "-s", parallel, "-s", "quality.max_drop=1")
     # What is in front of the training is cached where a test before this one has run it.
     assert {name for name, stage in stages.items() if stage["outcome"] != "done"} <= {"data", "net"}
     metrics = stages["pretrain"]["metrics"]
