@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ptpipe import StageError, nearest
 from ptpipe_torch import Classification
+from ptpipe_torch.task.ranking import MAX_RANKED
 
 if TYPE_CHECKING:
     from ptpipe import Context
@@ -21,7 +22,7 @@ _MAX_NAMED = 10
 def classification(
     class_names: Sequence[str], options: ClassesConfig, train_labels_N: npt.NDArray[np.int64]
 ) -> Classification:
-    """Return the task. Raises StageError for a positive class that is none."""
+    """Return the task. Raises StageError for a positive class that is none, or a metric of other classes."""
     names, positive = tuple(class_names), options.positive
     if positive is not None and positive not in names:
         close = nearest(positive, names)
@@ -33,8 +34,20 @@ def classification(
         class_weights=() if counts_K is None else balanced_weights(counts_K),
         focal_gamma=options.focal_gamma,
         positive_class=positive,
-        positive_metric=options.metric,
+        **_metric_of(names, options),
     )
+
+
+def _metric_of(names: Sequence[str], options: ClassesConfig) -> dict[str, Any]:
+    """Return what the task has of `classes.metric`. Raises StageError where no mean over these classes makes sense."""
+    metric = options.metric
+    if options.positive is not None or metric == "f1":
+        return {"positive_metric": metric}
+    if len(names) <= 2:
+        raise StageError(f"classes.metric: of two classes, {metric} is of the one to find: name it as `positive`")
+    if len(names) > MAX_RANKED:
+        raise StageError(f"classes.metric: {metric} is of at most {MAX_RANKED} classes, and there are {len(names):,}")
+    return {"ovr_metric": metric}
 
 
 def refuse_single_class(where: object, class_names: Sequence[str]) -> None:

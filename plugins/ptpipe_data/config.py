@@ -44,14 +44,18 @@ class ClassesConfig(StageConfig):
         min_length=1,
         description="the class to find: F1, area under the ROC curve and average precision are computed for it",
     )
-    metric: Literal["f1", "roc_auc", "average_precision"] = Field(
-        "f1", description="which of the positive class's metrics models are compared by"
+    metric: Literal["f1", "roc_auc", "average_precision", "roc_auc_ovr"] = Field(
+        "f1",
+        description="which of the positive class's metrics models are compared by. Without `positive`, of 3 to 100 "
+        "classes: roc_auc_ovr or average_precision, the mean over all classes, each against the rest; f1: accuracy",
     )
 
     @model_validator(mode="after")
-    def _has_a_positive_class(self) -> Self:
-        if self.metric != "f1" and self.positive is None:
-            raise ValueError(f"metric: {self.metric} is of one class: name it as `positive`")
+    def _has_the_classes_of_its_metric(self) -> Self:
+        if self.metric == "roc_auc" and self.positive is None:
+            raise ValueError(f"metric: {self.metric} is of one class: name it as `positive`, or write roc_auc_ovr")
+        if self.metric == "roc_auc_ovr" and self.positive is not None:
+            raise ValueError("metric: roc_auc_ovr is of all classes: leave out `positive`, or write roc_auc")
         return self
 
 

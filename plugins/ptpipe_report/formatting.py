@@ -25,7 +25,13 @@ _UNIT_OF_WORD = {
     "macs": "scaled",
 }
 _SYMBOL_OF_UNIT = {"db": "dB", "ms": "ms"}
-_LABELS = {"quantization_top1_agreement": "agreement with float", "roc_auc": "ROC AUC", "val_roc_auc": "val ROC AUC"}
+_LABELS = {
+    "quantization_top1_agreement": "agreement with float",
+    "roc_auc": "ROC AUC",
+    "val_roc_auc": "val ROC AUC",
+    "roc_auc_ovr": "ROC AUC, one vs rest",
+    "val_roc_auc_ovr": "val ROC AUC, one vs rest",
+}
 _BEST_KNOWN = (
     "f1",
     "val_f1",
@@ -33,6 +39,8 @@ _BEST_KNOWN = (
     "val_macro_f1",
     "roc_auc",
     "val_roc_auc",
+    "roc_auc_ovr",
+    "val_roc_auc_ovr",
     "average_precision",
     "val_average_precision",
     "perplexity",

@@ -17,7 +17,7 @@ from ptpipe_torch import Task
 from ptpipe_torch.quality.bootstrap import BootstrapDrop, bootstrap_drops, totals_of
 from ptpipe_torch.quality.proportions import ProportionDrop
 from ptpipe_torch.quality.ranking_drops import ranking_drops
-from ptpipe_torch.task.ranking import RANKED, RANKING_NAMES, added
+from ptpipe_torch.task.ranking import RANKED, RANKING_ROWS, added
 
 _MAX_FLOAT16 = 65_000
 
@@ -139,7 +139,7 @@ def pair(task: Task, models: Sequence[ModelSamples], baseline: int, ids: Sequenc
 
 
 def _too_large(task: Task, model: ModelSamples, proportions: Any) -> tuple[str, ...]:
-    lost = () if model.has_ranking else RANKING_NAMES
+    lost = () if model.has_ranking else RANKING_ROWS
     names = (metric.name for metric in task.metrics if metric.name not in proportions)
     return tuple(name for name in names if not model.is_complete or name in lost)
 
@@ -175,7 +175,7 @@ def _bootstraps(
         return {}
     rows = [models[number].sums for number in (baseline, *others)]
     ranked = [own[RANKED] for own in rows if RANKED in own]
-    of_sums = [metric for metric in metrics if not ranked or metric.name not in RANKING_NAMES]
+    of_sums = [metric for metric in metrics if not ranked or metric.name not in RANKING_ROWS]
     sums = [added(own) for own in rows]
     found = bootstrap_drops(sums[0], sums[1:], of_sums, task.metric_values, seed, task.worst_sums)
     if ranked:

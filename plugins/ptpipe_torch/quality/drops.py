@@ -11,7 +11,7 @@ from ptpipe import StageError
 from ptpipe_torch.quality.bootstrap import BootstrapDrop, Sums, bootstrap_drops, totals_of
 from ptpipe_torch.quality.proportions import ProportionDrop
 from ptpipe_torch.quality.ranking_drops import ranking_drops
-from ptpipe_torch.task.ranking import RANKED, RANKING_NAMES, Ranking, added
+from ptpipe_torch.task.ranking import RANKED, RANKING_ROWS, Ranking, added
 from ptpipe_torch.task.task import Task
 
 
@@ -24,7 +24,7 @@ def primary_drops(
     metric is a fraction of the samples, else a bootstrap of the paired samples.
     """
     name = task.primary_metric.name
-    if RANKED in baseline and name in RANKING_NAMES:
+    if RANKED in baseline and name in RANKING_ROWS:
         ranked = ranking_drops(baseline[RANKED], [sums[RANKED] for sums in candidates], seed)
         return [drops[name] for drops in ranked]
     right_N = baseline.get(name)
@@ -61,6 +61,6 @@ def finite_limits(task: Task, drop: ProportionDrop | BootstrapDrop, confidence: 
 def primary_value(task: Task, sums: Sums) -> float:
     """Return the primary metric of samples with these rows: `rows_of_samples`."""
     name, num_samples = task.primary_metric.name, len(next(iter(sums.values())))
-    if RANKED in sums and name in RANKING_NAMES:
+    if RANKED in sums and name in RANKING_ROWS:
         return float(Ranking(sums[RANKED]).values(np.ones((num_samples, 1)))[name][0])
     return float(task.metric_values(totals_of(added(sums)), num_samples)[name][0])

@@ -21,7 +21,7 @@ from ptpipe_torch.quality.bootstrap import (
     jackknife_counts,
     resample_counts,
 )
-from ptpipe_torch.task.ranking import RANKING_NAMES, Ranking
+from ptpipe_torch.task.ranking import RANKING_ROWS, Ranking
 
 _NONE_SEEN = 3
 """Mistakes that are possible where none is seen: the rule of three."""
@@ -32,7 +32,7 @@ Rows = npt.NDArray[np.float32]
 
 
 def ranking_drops(baseline: Rows, candidates: Sequence[Rows], seed: int) -> list[dict[str, BootstrapDrop]]:
-    """Return for each candidate the drops of both metrics.
+    """Return for each candidate the drops of the metrics of a ranking.
 
     `baseline`, `candidates`: `Task.label_scores` of the same samples. The same seed gives the same resamples.
     """
@@ -99,7 +99,7 @@ def _worst_effects(supports_L2: npt.NDArray[np.int64]) -> dict[str, Floats]:
     has_both_L = supports_L2.min(axis=1) > 0
     effects_AL2[0, has_both_L] = 1 / (2 * supports_L2[has_both_L])
     effects_AL2[1, has_both_L] = 1 / supports_L2[has_both_L, :1]
-    return dict(zip(RANKING_NAMES, effects_AL2, strict=True))
+    return {name: effects_AL2[row] for name, row in RANKING_ROWS.items()}
 
 
 def _num_effective(influence_G: Floats) -> int:

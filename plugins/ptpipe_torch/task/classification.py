@@ -15,7 +15,7 @@ from ptpipe_torch.data.column import Column
 from ptpipe_torch.data.column_info import ArrayInfo, ColumnInfo
 from ptpipe_torch.model.signature import BATCH, TensorSpec
 from ptpipe_torch.task.class_task import ClassTask
-from ptpipe_torch.task.ranking import AVERAGE_PRECISION, ROC_AUC
+from ptpipe_torch.task.ranking import AVERAGE_PRECISION, MAX_RANKED, ROC_AUC, ROC_AUC_OVR
 from ptpipe_torch.task.soft_targets import class_divergence
 from ptpipe_torch.task.task import Metric
 
@@ -40,11 +40,18 @@ class Classification(ClassTask):
     """The class to find, which has F1, area under the ROC curve and average precision; None: these are no metrics."""
     positive_metric: Literal["f1", "roc_auc", "average_precision"] = "f1"
     """Which of the three is the primary metric; without a positive class, accuracy is."""
+    ovr_metric: Literal["roc_auc_ovr", "average_precision"] | None = None
+    """Which of both, means over all classes, each against the rest, is the primary metric; None: they are no metrics.
+
+    Of 3 to 100 classes, without a positive one.
+    """
 
     @model_validator(mode="after")
-    def _has_the_positive_class(self) -> Self:
+    def _has_the_ranked_classes(self) -> Self:
         if self.positive_class is not None and self.positive_class not in self.class_names:
             raise ValueError(f"positive_class: {self.positive_class!r} is no class")
+        if self.ovr_metric is not None and (self.positive_class is not None or not 2 < self.num_classes <= MAX_RANKED):
+            raise ValueError(f"ovr_metric: {self.ovr_metric} is of 3 to {MAX_RANKED} classes, without a positive one")
         return self
 
     @property
@@ -66,6 +73,9 @@ class Classification(ClassTask):
         loss = Metric("loss", higher_is_better=False)
         f1 = Metric("f1", higher_is_better=True, is_fraction=True)
         metrics = (accuracy, top5, loss) if self.num_classes > _TOP else (accuracy, loss)
+        if self.ovr_metric is not None:
+            of_all = sorted((ROC_AUC_OVR, AVERAGE_PRECISION), key=lambda metric: metric.name != self.ovr_metric)
+            return (*of_all, *metrics)
         of_positive = sorted((f1, ROC_AUC, AVERAGE_PRECISION), key=lambda metric: metric.name != self.positive_metric)
         return metrics if self.positive_class is None else (*of_positive, *metrics)
 
@@ -116,15 +126,21 @@ class Classification(ClassTask):
     def label_scores(
         self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]
     ) -> torch.Tensor | None:
-        """The logarithm of the positive class's odds against all others: where float32 has p = 1, it still ranks."""
+        """The logarithm of a class's odds against all others: where float32 has p = 1, it still ranks."""
         import torch
 
-        if self.positive_class is None:
+        if not self.score_names:
             return None
-        number, logits_BK = self.class_names.index(self.positive_class), outputs["logits"].double()
-        others_BK = torch.cat([logits_BK[:, :number], logits_BK[:, number + 1 :]], dim=1)
-        odds_B = logits_BK[:, number] - others_BK.logsumexp(1)
-        return torch.stack([odds_B, targets["labels"] == number], dim=1)[:, None].float()
+        labels_B = targets["labels"]
+        numbers_L = torch.tensor([self.class_names.index(name) for name in self.score_names], device=labels_B.device)
+        odds_BL = _log_odds(outputs["logits"].double())[:, numbers_L]
+        return torch.stack([odds_BL, labels_B[:, None] == numbers_L], dim=2).float()
+
+    @property
+    def score_names(self) -> tuple[str, ...]:
+        if self.positive_class is not None:
+            return (self.positive_class,)
+        return () if self.ovr_metric is None else self.class_names
 
     def samples(
         self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]
@@ -165,7 +181,9 @@ class Classification(ClassTask):
         return {"f1": np.broadcast_to([0, 1], sums["f1"].shape)} if "f1" in sums else {}
 
     def undefined(self, figures: Mapping[str, JSON], split: str) -> list[str]:
-        """Metrics of the positive class without a sample of it; an area under the ROC curve without any other."""
+        """Metrics of a class without a sample of it; an area under the ROC curve without any other."""
+        if self.ovr_metric is not None:
+            return self._undefined_of_all(figures["per_class"], split)
         if self.positive_class is None:
             return []
         rows, others = figures["per_class"], [name for name in self.class_names if name != self.positive_class]
@@ -175,6 +193,18 @@ class Classification(ClassTask):
         if len(_without_support(rows, others)) == len(others):
             return [f"{split} has samples of {self.positive_class!r} alone: roc_auc is undefined there and counts as 0"]
         return []
+
+    def _undefined_of_all(self, rows: JSON, split: str) -> list[str]:
+        absent = _without_support(rows, self.class_names)
+        if not absent:
+            return []
+        what = "roc_auc_ovr and average_precision leave it out"
+        found, there = without_support(rows, split, *absent, what=what), {*self.class_names} - {*absent}
+        if len(there) == 1:
+            found.append(
+                f"{split} has samples of {there.pop()!r} alone: roc_auc_ovr is undefined there and counts as 0"
+            )
+        return found
 
     def target_bytes(
         self, targets: Mapping[str, Column], order_N: npt.NDArray[np.int64]
@@ -194,7 +224,7 @@ class Classification(ClassTask):
         """The most frequent class; None where its accuracy is not what is wanted."""
         import numpy as np
 
-        if self.positive_class is not None or self.class_weights:
+        if self.score_names or self.class_weights:
             return None
         labels_N = targets["labels"].values()
         return "the most frequent class", np.bincount(labels_N).max() / len(labels_N)
@@ -208,6 +238,18 @@ class Classification(ClassTask):
         if self.focal_gamma:
             losses_B = losses_B * torch.exp(self.focal_gamma * _log_of_others(logits_BK, labels_B))
         return losses_B
+
+
+def _log_odds(logits_BK: torch.Tensor) -> torch.Tensor:
+    """Return log(p / (1 - p)) of each class, (B, K), p: its softmax; without cancellation, also where p is near 1."""
+    import torch
+
+    top_B1 = logits_BK.argmax(1, keepdim=True)
+    exponentials_BK = (logits_BK - logits_BK.gather(1, top_B1)).exp()
+    rest_BK = exponentials_BK.sum(1, keepdim=True) - exponentials_BK  # of all but the top class, 1 or more
+    odds_BK = logits_BK - logits_BK.gather(1, top_B1) - rest_BK.log()
+    below_BK = logits_BK.scatter(1, top_B1, -torch.inf)
+    return odds_BK.scatter(1, top_B1, logits_BK.gather(1, top_B1) - below_BK.logsumexp(1, keepdim=True))
 
 
 def _log_of_others(logits_BK: torch.Tensor, labels_B: torch.Tensor) -> torch.Tensor:
@@ -262,7 +304,10 @@ def _without_support(rows: JSON, names: Sequence[str]) -> list[str]:
 
 
 def per_class(confusion_KK: npt.NDArray[np.int64], class_names: Sequence[str]) -> list[dict[str, JSON]]:
-    """Return name, precision, recall, F1 and support of each class; null where the divisor is 0, F1 then 0."""
+    """Return name, precision, recall, F1 and two counts of each class; null where the divisor is 0, F1 then 0.
+
+    `support`: how many samples have it; `predicted`: for how many it is predicted.
+    """
     predicted_K, support_K = confusion_KK.sum(axis=0), confusion_KK.sum(axis=1)
     return [
         {
@@ -271,6 +316,7 @@ def per_class(confusion_KK: npt.NDArray[np.int64], class_names: Sequence[str]) -
             "recall": int(confusion_KK[k, k]) / int(support_K[k]) if support_K[k] else None,
             "f1": 2 * int(confusion_KK[k, k]) / max(1, int(predicted_K[k] + support_K[k])),
             "support": int(support_K[k]),
+            "predicted": int(predicted_K[k]),
         }
         for k, name in enumerate(class_names)
     ]

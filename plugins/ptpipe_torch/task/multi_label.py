@@ -15,7 +15,7 @@ from ptpipe_torch.data.column import Column
 from ptpipe_torch.data.column_info import ArrayInfo, ColumnInfo
 from ptpipe_torch.model.signature import BATCH, Meanings, TensorSpec
 from ptpipe_torch.task.classification import f1_of, named, without_support
-from ptpipe_torch.task.ranking import AVERAGE_PRECISION, ROC_AUC
+from ptpipe_torch.task.ranking import AVERAGE_PRECISION, MAX_RANKED, ROC_AUC
 from ptpipe_torch.task.soft_targets import label_divergence
 from ptpipe_torch.task.task import Metric, Task, meaning_of
 
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     import torch
 
 _OUTPUT, _TARGET = "logits", "labels"
-_MAX_RANKED = 100
-"""With more labels, the scores of all samples take too much memory, and intervals of their metrics too long."""
 
 
 class MultiLabel(Task):
@@ -55,7 +53,7 @@ class MultiLabel(Task):
     def metrics(self) -> tuple[Metric, ...]:
         macro_f1 = Metric("macro_f1", higher_is_better=True, is_fraction=True)
         exact_match = Metric("exact_match", higher_is_better=True, is_fraction=True)
-        of_ranking = (ROC_AUC, AVERAGE_PRECISION) if len(self.label_names) <= _MAX_RANKED else ()
+        of_ranking = (ROC_AUC, AVERAGE_PRECISION) if len(self.label_names) <= MAX_RANKED else ()
         return (macro_f1, *of_ranking, exact_match, Metric("loss", higher_is_better=False))
 
     def losses(self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -89,7 +87,7 @@ class MultiLabel(Task):
     def figures(self, sums: Mapping[str, npt.NDArray[Any]], num_samples: int) -> dict[str, JSON]:
         """F1 of each label, and their mean; a label that is neither there nor predicted has 0, as in scikit-learn.
 
-        `support` and `others` are how many samples have the label and don't.
+        `support` and `others` are how many samples have the label and don't, `predicted` for how many it is predicted.
         """
         counts = [sums[name].astype(int).tolist() for name in ("predicted", "right", "support")]
         rows: list[JSON] = []
@@ -97,8 +95,8 @@ class MultiLabel(Task):
         for name, predicted, right, support in zip(self.label_names, *counts, strict=True):
             f1s.append(2 * right / (predicted + support) if predicted + support else 0.0)
             precision, recall = right / predicted if predicted else None, right / support if support else None
-            of_both = {"support": support, "others": num_samples - support}
-            rows.append({"name": name, "f1": f1s[-1], "precision": precision, "recall": recall, **of_both})
+            numbers = {"support": support, "others": num_samples - support, "predicted": predicted}
+            rows.append({"name": name, "f1": f1s[-1], "precision": precision, "recall": recall, **numbers})
         return {
             "macro_f1": sum(f1s) / len(f1s),
             "exact_match": int(sums["exact"]) / num_samples,
@@ -111,9 +109,13 @@ class MultiLabel(Task):
     ) -> torch.Tensor | None:
         import torch
 
-        if len(self.label_names) > _MAX_RANKED:
+        if len(self.label_names) > MAX_RANKED:
             return None
         return torch.stack([outputs[_OUTPUT].float(), targets[_TARGET]], dim=2)
+
+    @property
+    def score_names(self) -> tuple[str, ...]:
+        return self.label_names
 
     def samples(
         self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]
@@ -153,7 +155,7 @@ class MultiLabel(Task):
     def undefined(self, figures: Mapping[str, JSON], split: str) -> list[str]:
         """Labels that no sample has, and those that all have."""
         rows: Any = figures["per_label"]
-        if len(self.label_names) > _MAX_RANKED:
+        if len(self.label_names) > MAX_RANKED:
             return without_support(rows, split, *self.label_names)
         what = "F1 is undefined there and counts as 0; roc_auc and average_precision leave it out"
         absent = without_support(rows, split, *self.label_names, what=what)

@@ -142,6 +142,10 @@ class OwnFunctionsTask(Task):
     ) -> torch.Tensor | None:
         return self.task.label_scores(outputs, targets)
 
+    @property
+    def score_names(self) -> tuple[str, ...]:
+        return self.task.score_names
+
     def samples(
         self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:

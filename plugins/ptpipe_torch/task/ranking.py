@@ -19,11 +19,18 @@ if TYPE_CHECKING:
 
 ROC_AUC = Metric("roc_auc", higher_is_better=True, is_fraction=True)
 """The probability that a sample with the label has a higher score than one without it; equal ones count half."""
+ROC_AUC_OVR = Metric("roc_auc_ovr", higher_is_better=True, is_fraction=True)
+"""The mean of `ROC_AUC` over classes, each one against the rest (Provost and Domingos, 2000, without weights)."""
 AVERAGE_PRECISION = Metric("average_precision", higher_is_better=True, is_fraction=True)
 """The mean over samples with the label of the precision among all samples with a score at least as high."""
-RANKING_NAMES = (ROC_AUC.name, AVERAGE_PRECISION.name)
+RANKING_ROWS = {ROC_AUC.name: 0, ROC_AUC_OVR.name: 0, AVERAGE_PRECISION.name: 1}
+"""The metrics of a ranking, and the rows A of arrays that have their values: of labels and of classes, one area."""
+MAX_RANKED = 100
+"""With more labels, the scores of all samples take too much memory, and intervals of their metrics too long."""
 RANKED = "ranked"
 """The name of `Task.label_scores` beside `Task.sample_sums`."""
+_NUM_VALUES = 2
+"""A: area and precision."""
 _NUM_STEPS = 8
 """S: groups that are added up one after the other."""
 
@@ -76,12 +83,13 @@ class Ranking:
         """
         import numpy as np
 
-        sums_AR, num_labels_AR = np.zeros((2, len(RANKING_NAMES), counts_NR.shape[1]))
+        sums_AR, num_labels_AR = np.zeros((2, _NUM_VALUES, counts_NR.shape[1]))
         for label in self._labels:
             values_AR, is_known_AR = label.values(counts_NR)
             sums_AR += label.scale * values_AR
             num_labels_AR += is_known_AR
-        return dict(zip(RANKING_NAMES, sums_AR / np.maximum(1, num_labels_AR), strict=True))
+        means_AR = sums_AR / np.maximum(1, num_labels_AR)
+        return {name: means_AR[row] for name, row in RANKING_ROWS.items()}
 
     def placements(self) -> npt.NDArray[np.int64]:
         """Return of each sample and label how many samples of the other kind are on its wrong side, twice; (N, L).

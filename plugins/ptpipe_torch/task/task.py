@@ -144,10 +144,16 @@ class Task(Facts, ABC):
     ) -> torch.Tensor | None:
         """Return how sure the outputs are of each label and, 1 or 0, whether a sample has it: float32 (B, L, 2).
 
-        By default None. `roc_auc` and `average_precision`, where they are among `metrics`, are computed from all
-        samples' together: means over the L labels. They are gathered from batches and workers, not added.
+        By default None. `roc_auc`, `roc_auc_ovr` (of classes) and `average_precision`, where they are among `metrics`,
+        are computed from all samples' together: means over the L labels. They are gathered from batches and workers,
+        not added.
         """
         return None
+
+    @property
+    def score_names(self) -> tuple[str, ...]:
+        """The names of the L labels of `label_scores`, for the curves of a report; by default none."""
+        return ()
 
     @abstractmethod
     def samples(

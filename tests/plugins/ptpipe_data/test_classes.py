@@ -43,8 +43,27 @@ def test_what_models_are_compared_by_is_of_the_positive_class() -> None:
     assert (
         classification(NAMES, ClassesConfig(positive="spam"), np.zeros(1, dtype=np.int64)).primary_metric.name == "f1"
     )
-    with pytest.raises(ValueError, match="metric: roc_auc is of one class: name it as `positive`"):
+    with pytest.raises(
+        ValueError, match="metric: roc_auc is of one class: name it as `positive`, or write roc_auc_ovr"
+    ):
         ClassesConfig(metric="roc_auc")
+
+
+@pytest.mark.parametrize("metric", ["roc_auc_ovr", "average_precision"])
+def test_without_a_positive_class_a_ranking_is_of_all_classes(metric: str) -> None:
+    labels_N = np.zeros(1, dtype=np.int64)
+    task = classification(NAMES, ClassesConfig(metric=metric), labels_N)
+    assert task == Classification(class_names=NAMES, ovr_metric=metric)
+    assert task.primary_metric.name == metric
+    with pytest.raises(StageError, match=f"of two classes, {metric} is of the one to find: name it as `positive`"):
+        classification(NAMES[:2], ClassesConfig(metric=metric), labels_N)
+    with pytest.raises(StageError, match=f"{metric} is of at most 100 classes, and there are 1,000"):
+        classification([f"class {number}" for number in range(1000)], ClassesConfig(metric=metric), labels_N)
+
+
+def test_a_mean_over_all_classes_has_no_positive_one() -> None:
+    with pytest.raises(ValueError, match="roc_auc_ovr is of all classes: leave out `positive`, or write roc_auc"):
+        ClassesConfig(positive="spam", metric="roc_auc_ovr")
 
 
 def test_by_default_the_task_is_what_it_was() -> None:

@@ -32,7 +32,9 @@ def test_it_is_the_difference_of_the_primary_metric(name) -> None:
     assert finite_limits(task, drop, 0.95) == (low, high)
 
 
-@pytest.mark.parametrize("name", ["positive class", "average precision", "labels", "entities", "tags", "pixels"])
+@pytest.mark.parametrize(
+    "name", ["positive class", "average precision", "all classes", "labels", "entities", "tags", "pixels"]
+)
 def test_models_that_make_no_mistake_are_not_shown_to_be_equal(name) -> None:
     task, outputs, targets = CASES[name]
     (target,) = targets.values()

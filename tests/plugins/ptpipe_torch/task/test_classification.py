@@ -100,9 +100,9 @@ def test_loss_does_not_overflow() -> None:
 def test_a_class_that_is_never_predicted_or_absent_has_no_precision_or_recall() -> None:
     rows = per_class(np.array([[1, 0, 1], [1, 0, 0], [0, 0, 0]]), "abc")
     assert rows == [
-        {"name": "a", "precision": 0.5, "recall": 0.5, "f1": 0.5, "support": 2},
-        {"name": "b", "precision": None, "recall": 0.0, "f1": 0.0, "support": 1},
-        {"name": "c", "precision": 0.0, "recall": None, "f1": 0.0, "support": 0},
+        {"name": "a", "precision": 0.5, "recall": 0.5, "f1": 0.5, "support": 2, "predicted": 2},
+        {"name": "b", "precision": None, "recall": 0.0, "f1": 0.0, "support": 1, "predicted": 0},
+        {"name": "c", "precision": 0.0, "recall": None, "f1": 0.0, "support": 0, "predicted": 1},
     ]
     logits_NK = np.array([[1, 0, 0], [1, 0, 0], [0, 0, 1]], dtype=np.float32)
     figures = figures_of(logits_NK, np.array([0, 1, 0]))

@@ -33,6 +33,7 @@ def test_figures_are_those_of_scikit_learn_whatever_the_batches() -> None:
     precision, recall, f1, support = precision_recall_fscore_support(labels, predicted, zero_division=0)
     for k, row in enumerate(figures["per_label"]):
         assert row["name"] == NAMES[k] and row["support"] == support[k]
+        assert (row["others"], row["predicted"]) == (48 - support[k], predicted[:, k].sum())
         assert (row["f1"], row["precision"] or 0, row["recall"] or 0) == pytest.approx((f1[k], precision[k], recall[k]))
     expected = torch.cat([TASK.losses(*part) for part in parts]).double().mean().item()
     assert figures["loss"] == pytest.approx(expected)

@@ -191,3 +191,76 @@ def test_a_label_that_every_sample_has_is_named() -> None:
         "val has no sample of 'c': F1 is undefined there and counts as 0; roc_auc and average_precision leave it out",
         "val has no sample without 'a': roc_auc leaves it out",
     ]
+
+
+def ovr(task: Classification, logits_NK: torch.Tensor, labels_N: torch.Tensor) -> tuple[float, float]:
+    outputs, targets = {"logits": logits_NK}, {"labels": labels_N}
+    figures = task.figures({name: of.numpy() for name, of in task.sums(outputs, targets).items()}, len(labels_N))
+    found = with_ranking(task, figures, rows_of_samples(task, outputs, targets)["ranked"])
+    return found["roc_auc_ovr"], found["average_precision"]
+
+
+@pytest.mark.parametrize("decimals", [0, 6])
+@pytest.mark.parametrize("num_classes", [3, 7])
+def test_the_means_over_all_classes_are_those_of_scikit_learn(num_classes: int, decimals: int) -> None:
+    logits_NK, labels_N = logits_of(num_classes, scale=1.5)
+    logits_NK = logits_NK.round(decimals=decimals)
+    task = Classification(class_names=tuple("abcdefg"[:num_classes]), ovr_metric="average_precision")
+    assert [metric.name for metric in task.metrics][:3] == ["average_precision", "roc_auc_ovr", "accuracy"]
+    # Probabilities as scikit-learn gets them: rounded, so that those of equal odds are equal.
+    probabilities_NK = logits_NK.double().softmax(1).round(decimals=12).numpy()
+    assert ovr(task, logits_NK, labels_N) == pytest.approx(
+        (
+            roc_auc_score(labels_N, probabilities_NK, multi_class="ovr", average="macro"),
+            average_precision_score(labels_N, probabilities_NK, average="macro"),
+        ),
+        abs=1e-9,
+    )
+
+
+def test_classes_that_a_split_does_not_have_are_left_out_and_named() -> None:
+    logits_NK, labels_N = logits_of(5)
+    labels_N[labels_N == 3] = 1
+    task = Classification(class_names=tuple("abcde"), ovr_metric="roc_auc_ovr")
+    scores_NK = logits_NK.double().softmax(1).numpy()
+    there = [0, 1, 2, 4]
+    areas = [roc_auc_score(labels_N == k, scores_NK[:, k]) for k in there]
+    precisions = [average_precision_score(labels_N == k, scores_NK[:, k]) for k in there]
+    assert ovr(task, logits_NK, labels_N) == pytest.approx((np.mean(areas), np.mean(precisions)))
+    figures = {"per_class": [{"name": name, "support": 0 if name == "d" else 5} for name in "abcde"]}
+    assert task.undefined(figures, "val") == [
+        "val has no sample of 'd': roc_auc_ovr and average_precision leave it out"
+    ]
+    assert ovr(task, logits_NK[:4], torch.zeros(4, dtype=torch.int64)) == (0, 1), "no other class"
+    one = [{"name": name, "support": 5 if name == "d" else 0} for name in "abcde"]
+    assert task.undefined({"per_class": one}, "val")[1:] == [
+        "val has samples of 'd' alone: roc_auc_ovr is undefined there and counts as 0"
+    ]
+
+
+def test_odds_of_sure_networks_are_exact_and_no_batch_changes_them() -> None:
+    logits_NK, labels_N = logits_of(4, scale=60.0)
+    task = Classification(class_names=tuple("abcd"), ovr_metric="roc_auc_ovr")
+    found_NL2 = rows_of_samples(task, {"logits": logits_NK}, {"labels": labels_N})["ranked"]
+    exact_NK = logits_NK.double().numpy()
+    for number in range(4):
+        others_NK = np.delete(exact_NK, number, axis=1)
+        assert found_NL2[:, number, 0] == pytest.approx(
+            exact_NK[:, number] - np.logaddexp.reduce(others_NK, axis=1), rel=1e-6, abs=1e-6
+        )
+        assert (found_NL2[:, number, 1] == (labels_N == number).numpy()).all()
+    batches = [
+        rows_of_samples(task, {"logits": logits_NK[part]}, {"labels": labels_N[part]})["ranked"]
+        for part in torch.arange(300).split(7)
+    ]
+    assert (np.concatenate(batches) == found_NL2).all()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"class_names": ("a", "b")}, {"class_names": tuple("abc"), "positive_class": "a"},
+     {"class_names": tuple(map(str, range(101)))}],
+)  # fmt: skip
+def test_means_over_classes_are_of_3_to_100_without_a_positive_one(options: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="roc_auc_ovr is of 3 to 100 classes, without a positive one"):
+        Classification(ovr_metric="roc_auc_ovr", **options)

@@ -25,7 +25,7 @@ from ptpipe_torch import (
 )
 from ptpipe_torch.task.class_task import SmoothedTask
 from ptpipe_torch.task.own_functions import OwnFunction, OwnFunctionsTask
-from ptpipe_torch.task.ranking import RANKING_NAMES
+from ptpipe_torch.task.ranking import RANKING_ROWS
 from ptpipe_torch.task.teacher_outputs import TeacherOutput
 
 N, L = 23, 5
@@ -60,6 +60,11 @@ CASES: dict[str, tuple[Task, Tensors, Tensors]] = {
         Classification(class_names=("a", "b"), positive_class="b", positive_metric="average_precision"),
         {"logits": randn(N, 2)},
         {"labels": randint(0, 2, N)},
+    ),
+    "all classes": (
+        Classification(class_names=("a", "b", "c"), ovr_metric="roc_auc_ovr"),
+        {"logits": randn(N, 3)},
+        {"labels": randint(0, 3, N)},
     ),
     "labels": (
         MultiLabel(label_names=("x", "y", "never")),
@@ -145,7 +150,7 @@ def figures_of(task: Task, outputs: Tensors, targets: Tensors, rows: Any) -> dic
 
 def names_of_sums(task: Task) -> set[str]:
     """The metrics that no ranking of all samples is needed for: see `test_ranking`."""
-    return {metric.name for metric in task.metrics} - {*RANKING_NAMES}
+    return {metric.name for metric in task.metrics} - {*RANKING_ROWS}
 
 
 @pytest.mark.parametrize("by_default", [False, True])
