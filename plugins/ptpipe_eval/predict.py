@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 
 from ptpipe import JSON, Context, StageError
+from ptpipe_eval.quality.curves import curves_of
 from ptpipe_torch import BATCH, Data, Deployable, InputForm, Predictions, Predictor, Split, TensorSpec
 from ptpipe_torch.task.own_task import check_own_task
 from ptpipe_torch.task.ranking import with_ranking
@@ -97,7 +98,7 @@ class Evaluation:
         return self._num_done
 
     def figures(self, name: str) -> dict[str, JSON]:
-        """Return the task's figures, of all samples.
+        """Return the task's figures, of all samples, and the curves of its rankings.
 
         Raises StageError, with the model's name `name`, for a metric of NaN or a fraction that is none.
         """
@@ -114,7 +115,7 @@ class Evaluation:
                     f"{name}: the {metric.name} on {self.split} is {value:g}, and a fraction lies between 0 and 1: the "
                     f"task {type(task).__name__} must return no percentage, or not call it `is_fraction`"
                 )
-        return figures
+        return figures | curves_of(task, figures, ranked)
 
     @property
     def kept(self) -> Mapping[str, npt.NDArray[Any]]:

@@ -19,7 +19,7 @@ _MAX_BYTES = 64 << 20
 
 
 def prediction_sections(plan: Plan, run: RunFinished, load: Load) -> Iterator[Section]:
-    """Yield the confusion matrix, or the scores by class, of every model that was evaluated."""
+    """Yield the confusion matrix, or the scores by class, and curves of every model that was evaluated."""
     for stage in run.stages:
         for port in plan[stage.stage_id].stage.outputs:
             size = stage.outputs.get(port.name, {}).get("size_bytes")
@@ -28,12 +28,14 @@ def prediction_sections(plan: Plan, run: RunFinished, load: Load) -> Iterator[Se
                 continue
             predictions = load(stage.stage_id, port.name)
             assert isinstance(predictions, Predictions), type(predictions)
+            from ptpipe_eval.report.curves import curve_plots
             from ptpipe_eval.report.quality import confusion_map, score_plot  # imports numpy
 
             tables = dict(predictions.metrics)
             title = f"Confusion of {stage.stage_id}"
             found: list[Block | None] = [confusion_map(title, tables, len(predictions.ids))]
             found += [score_plot({stage.stage_id: tables})]
+            found += curve_plots({stage.stage_id: tables}, (stage.stage_id, stage.stage_id))
             blocks = tuple(block for block in found if block is not None)
             if blocks:
                 yield Section(f"What {stage.stage_id} gets wrong", blocks, Topic.QUALITY, stage.stage_id)

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from ptpipe import JSON, Section
 from ptpipe.sections import Block, Dot, DotPlot, DotSeries, HeatMap, Mark, Plot, Point, Series, Table, Text, Topic
 from ptpipe_eval.quality.gates import drop_text, metric_text
+from ptpipe_eval.report.curves import curve_plots
 
 if TYPE_CHECKING:
     from ptpipe_eval.quality.details import Details
@@ -33,7 +34,7 @@ def quality_section(compared: Compared) -> Section | None:
     if details is None or not compared.comparison.metrics:
         return None
     blocks = [*_confusions(compared, details), *_class_drops(compared), *_scores(compared, details)]
-    blocks += _residuals(compared, details)
+    blocks += [*_residuals(compared, details), *_curves(compared, details)]
     blocks += _other_metrics(compared) if blocks else ()
     title = f"Where {compared.candidate} differs from {compared.comparison.baseline}"
     return Section(title, tuple(blocks), Topic.QUALITY, compared.stage_id) if blocks else None
@@ -177,6 +178,12 @@ def _residuals(compared: Compared, details: Details) -> Iterator[Block]:
             series.append(Series(model, tuple(Point(x, y) for x, y in points), is_line=False))
         name = names[number] if number < len(names) else f"target {number + 1}"
         yield Plot(f"Residuals of {name}", name, "prediction minus target", tuple(series), (Mark("exact", "y", 0.0),))
+
+
+def _curves(compared: Compared, details: Details) -> Iterator[Block]:
+    names = [row.name for row in compared.comparison.rows]
+    tables = {name: model.tables for name, model in zip(names, details.models, strict=True)}
+    return curve_plots(tables, (compared.comparison.baseline, compared.candidate))
 
 
 def _other_metrics(compared: Compared) -> Iterator[Block]:

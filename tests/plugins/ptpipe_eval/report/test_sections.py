@@ -14,6 +14,7 @@ from PIL import Image as PILImage
 from ptpipe import Outcome, RunFinished, StageError, StageFinished
 from ptpipe.sections import DotPlot, HeatMap, ImageGrid, Plot, Table, Text, Topic
 from ptpipe_eval import Comparison, Latency, Row, StartUp, eval_compare, eval_predict, gate_size
+from ptpipe_eval.quality.curves import curves_of
 from ptpipe_eval.quality.details import Details, ModelDetails
 from ptpipe_eval.quality.paired import pair
 from ptpipe_eval.quality.recorder import SampleRecorder
@@ -26,6 +27,7 @@ from ptpipe_torch import (
     Classification,
     Data,
     DatasetInfo,
+    MultiLabel,
     Predictions,
     RaggedColumn,
     Regression,
@@ -58,6 +60,7 @@ def compared(task, outputs, targets, rows=None) -> Compared:
         figures = with_ranking(
             task, task.figures(sums, NUM_SAMPLES), rows_of_samples(task, predicted, targets).get(RANKED)
         )
+        figures |= curves_of(task, figures, rows_of_samples(task, predicted, targets).get(RANKED))
         models.append((recorder, figures))
     ids = [f"test/{number:05d}" for number in range(NUM_SAMPLES)]
     samples = pair(task, [recorder.result() for recorder, _ in models], 0, ids, seed=7)
@@ -114,6 +117,43 @@ def test_other_metrics_have_their_intervals():
         f"{100 * round(base - worse, 12):.2f} [{100 * low:.2f}, {100 * high:.2f}] points",
     )
     assert "points" not in table.rows[3][3]
+
+
+def test_curves_of_all_models_are_drawn_over_each_other():
+    logits_NK = torch.randn(NUM_SAMPLES, 3, generator=torch.Generator().manual_seed(1))
+    worse_NK = logits_NK + torch.randn(NUM_SAMPLES, 3, generator=torch.Generator().manual_seed(2))
+    task = Classification(class_names=NAMES, positive_class="one")
+    targets = {"labels": torch.from_numpy(LABELS_N)}
+    own = compared(task, [{"logits": logits_NK}, {"logits": worse_NK}], targets)
+    roc, precision_recall = [block for block in quality_section(own).blocks if isinstance(block, Plot)]
+    assert (roc.title, precision_recall.title) == ("ROC curve of one", "Precision-recall curve of one")
+    for plot, metric in ((roc, "roc_auc"), (precision_recall, "average_precision")):
+        values = [row.metrics[metric] for row in own.comparison.rows]
+        names = [f"{name}: area {value:.4f}" for name, value in zip(("float", "int8"), values, strict=True)]
+        assert [series.name for series in plot.series] == [*names, "as predicted"]
+        x, y = np.array([(point.x, point.y) for point in plot.series[1].points]).T
+        assert np.diff(x) @ (y[1:] + y[:-1]) / 2 == pytest.approx(values[1], abs=1e-4)
+    predicted_N = worse_NK.argmax(1).numpy()
+    recall = ((predicted_N == 1) & (LABELS_N == 1)).sum() / (LABELS_N == 1).sum()
+    assert [series.points[1].y for series in roc.series[2:]] == pytest.approx([recall])
+    assert [mark.value for mark in precision_recall.marks] == [pytest.approx(1 / 3)]
+
+
+def test_of_many_labels_the_curves_that_fall_most_are_drawn():
+    labels_NK = torch.zeros(NUM_SAMPLES, 5)
+    labels_NK[torch.arange(NUM_SAMPLES), torch.arange(NUM_SAMPLES) % 5] = 1
+    worse_NK = labels_NK.clone()
+    worse_NK[:20, 3], worse_NK[:4, 1] = 9, 9
+    task = MultiLabel(label_names=tuple("abcde"))
+    own = compared(task, [{"logits": labels_NK}, {"logits": worse_NK}], {"labels": labels_NK})
+    blocks = quality_section(own).blocks
+    titles = [block.title for block in blocks if isinstance(block, Plot)]
+    assert titles[:4:2] == ["ROC curve of d", "ROC curve of b"] and len(titles) == 6
+    assert Text("Curves of 3 of 5 labels: those that lose most average precision.") in blocks
+
+
+def test_a_comparison_that_was_stored_without_curves_has_none(classified):
+    assert not [block for block in quality_section(classified).blocks if isinstance(block, Plot)]
 
 
 def test_change_by_class_has_the_interval_the_right_way_round(classified):
