@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -33,6 +34,10 @@ _CACHE_BYTES = 1 << 20
 """Of draws that are counted at a time."""
 _SMALLEST = 1e-12
 """An effect on a metric below it is rounding."""
+_UNSEEN_CONFIDENCE = 0.95
+"""At which the costs of labels are put together."""
+_LABEL_AXIS = 2
+"""Of rows (N, S, K): sums of each of K labels."""
 _EFFECT_CONFIDENCE = 0.999
 """Of the number of samples that the worst effect is taken over: their effects add up to more than that of each."""
 
@@ -54,7 +59,10 @@ class BootstrapDrop:
     num_differing: int
     """Samples whose contribution to the metric differs between the two models."""
     num_mistakes: int
-    """Those that differ by what compares with `worst_effect`: all of them, where it is not known which do."""
+    """Those that differ by what compares with `worst_effect`: all of them, where it is not known which do.
+
+    Of a mean over labels, those of the label that may cost most by others.
+    """
     worst_effect: float
     """What one sample costs at most; known where `num_mistakes` is below `FEW`, else 0.
 
@@ -179,17 +187,20 @@ class _Pair:
         name, sign = metric.name, _sign(metric)
         own, base = (self.values(totals_of(sums), self.num_samples)[name] for sums in (self.candidate, self.baseline))
         num_differing = self._num_differing(name)
-        worst_effect = self._worst_effect(metric, num_differing)
-        is_known = self.num_samples > 1 and worst_effect > _SMALLEST
+        num_mistakes, worst_effect = self._unseen(metric, num_differing)
         return BootstrapDrop(
             drop=float(sign * (base[0] - own[0])),
             num_samples=self.num_samples,
             num_differing=num_differing,
-            num_mistakes=num_differing,
-            worst_effect=(worst_effect if num_differing < FEW else 0.0) if is_known else math.inf,
+            num_mistakes=num_mistakes,
+            worst_effect=worst_effect,
             acceleration=self._acceleration(name, sign),
             drops_R=drops_R.astype(np.float32),
         )
+
+    @cached_property
+    def _totals(self) -> dict[str, Floats]:
+        return totals_of(self.baseline)
 
     def _relevant(self, sums: Sums, name: str) -> Sums:
         """Return the sums that a metric is computed from: that of its name, if there is one."""
@@ -202,6 +213,59 @@ class _Pair:
             differs_N |= (rows != candidate[key]).reshape(self.num_samples, -1).any(axis=1)
         return int(differs_N.sum())
 
+    def _unseen(self, metric: Metric, num_differing: int) -> tuple[int, float]:
+        """Return `BootstrapDrop.num_mistakes` and `.worst_effect`."""
+        worst = self.worst(self.baseline).get(metric.name)
+        if worst is not None and worst.ndim > _LABEL_AXIS:
+            return self._unseen_of_labels(metric.name, worst)
+        effect = self._worst_effect(metric, num_differing)
+        if self.num_samples < 2 or effect <= _SMALLEST:
+            return num_differing, math.inf
+        return num_differing, effect if num_differing < FEW else 0.0
+
+    def _unseen_of_labels(self, name: str, worst: npt.NDArray[Any]) -> tuple[int, float]:
+        """Return the same where a metric is a mean over labels, each of which may show too few samples that differ.
+
+        Their costs add up as squares: Zou and Donner, Statistics in Medicine 27 (2008), equation 3, of labels that err
+        independently of each other. The number is that of the most expensive label.
+        """
+        rows, own = self.baseline[name], self.candidate[name]
+        num_differing_K = (rows != own).any(axis=1).sum(axis=0)
+        changes = [worst[..., label].astype(np.float64) - rows[..., label] for label in range(len(num_differing_K))]
+        if self.num_samples < 2 or all(self._whole_effect(name, *pair) <= _SMALLEST for pair in enumerate(changes)):
+            return int(num_differing_K.max()), math.inf
+        found = [(0.0, FEW, 1.0)]
+        for label, num_differing in enumerate(num_differing_K.tolist()):
+            if num_differing < FEW:
+                effect = self._effect_of_label(name, label, changes[label], num_differing)
+                num_unseen = self._num_at_most(num_differing, _UNSEEN_CONFIDENCE) - num_differing
+                cost = min(num_unseen * effect, self._whole_effect(name, label, changes[label]))
+                found.append((cost, num_differing, num_unseen))
+        _, num_mistakes, num_unseen = max(found)
+        return num_mistakes, math.hypot(*(cost for cost, _, _ in found)) / num_unseen
+
+    def _whole_effect(self, name: str, label: int, changes_NS: Floats) -> float:
+        """Return what the label costs where every sample is at its worst."""
+        return float(self._effects_of_label(name, label, changes_NS.sum(axis=0)[None])[0])
+
+    def _effect_of_label(self, name: str, label: int, changes_NS: Floats, num_differing: int) -> float:
+        """Return `_largest_mean_effect` of one label, whose samples are of few kinds."""
+        num_at_most = math.ceil(self._num_at_most(num_differing, _EFFECT_CONFIDENCE))
+        kinds, counts = np.unique(changes_NS, axis=0, return_counts=True)
+        order = np.argsort(-self._effects_of_label(name, label, kinds), kind="stable")
+        largest = kinds[order].repeat(np.minimum(counts[order], num_at_most), axis=0)[:num_at_most]
+        together = self._effects_of_label(name, label, largest.cumsum(axis=0))
+        return float((together / np.arange(1, len(largest) + 1)).max())
+
+    def _effects_of_label(self, name: str, label: int, changes_RS: Floats) -> Floats:
+        changes = np.zeros((len(changes_RS), *self.baseline[name].shape[1:]))
+        changes[..., label] = changes_RS
+        return self._effects(name, {name: changes})
+
+    def _num_at_most(self, num_differing: int, confidence: float) -> float:
+        """Return how many of the samples may differ where that many do."""
+        return num_differing_limit(num_differing, self.num_samples, confidence) * self.num_samples
+
     def _worst_effect(self, metric: Metric, num_differing: int) -> float:
         """Return what one of the samples that may differ elsewhere costs at most."""
         name = metric.name
@@ -211,8 +275,8 @@ class _Pair:
             worst = np.full(self.num_samples, 0.0 if metric.higher_is_better else 1.0)
         if worst is not None:
             changes = worst.astype(np.float64) - rows[name]
-            num_at_most = num_differing_limit(num_differing, self.num_samples, _EFFECT_CONFIDENCE) * self.num_samples
-            return self._largest_mean_effect(name, changes, math.ceil(num_at_most))
+            num_at_most = math.ceil(self._num_at_most(num_differing, _EFFECT_CONFIDENCE))
+            return self._largest_mean_effect(name, changes, num_at_most)
         return 1.0 if metric.is_fraction else self._largest_seen_effect(name)
 
     def _largest_mean_effect(self, name: str, changes: Floats, num_at_most: int) -> float:
@@ -240,7 +304,7 @@ class _Pair:
 
     def _effects(self, name: str, changes: Mapping[str, Floats]) -> Floats:
         """Return the size of each change of the baseline's metric, (R,). `changes`: of totals, by name, (R, ...)."""
-        totals, num_changes = totals_of(self.baseline), len(next(iter(changes.values())))
+        totals, num_changes = self._totals, len(next(iter(changes.values())))
         changed = {
             key: total + changes[key] if key in changes else np.broadcast_to(total, (num_changes, *total.shape[1:]))
             for key, total in totals.items()

@@ -232,3 +232,64 @@ def test_many_samples_take_about_a_second() -> None:
     started = time.process_time()
     bootstrap_drops({"loss": base}, [{"loss": own} for own in others], [Metric("loss", False)], mean, 7)
     assert time.process_time() - started < 6  # 0.6 s on an idle machine
+
+
+MACRO_F1 = [Metric("macro_f1", higher_is_better=True, is_fraction=True)]
+
+
+def macro_f1(totals, num_samples):
+    """The mean over labels, from `right` and `predicted + support`, (R, 2, K)."""
+    right_RK, counted_RK = totals["macro_f1"].swapaxes(0, 1)
+    return {"macro_f1": (2 * right_RK / np.maximum(1, counted_RK)).mean(axis=1)}
+
+
+def macro_drop(base: list[np.ndarray], own: list[np.ndarray], seed: int = 7):
+    """Of `f1_sums` by label."""
+    pair = [{"macro_f1": np.stack(sums, axis=2)} for sums in (base, own)]
+
+    def worst(sums):
+        return {"macro_f1": np.broadcast_to([[0], [1]], sums["macro_f1"].shape)}
+
+    ((drops),) = bootstrap_drops(pair[0], [pair[1]], MACRO_F1, macro_f1, seed, worst)
+    return drops["macro_f1"]
+
+
+@pytest.mark.parametrize("num_missed", [0, 4, 20])
+def test_the_mean_of_one_label_has_the_interval_of_its_f1(num_missed: int) -> None:
+    labels_N = np.arange(600) < 60
+    right, missed = f1_sums(labels_N, labels_N), f1_sums(labels_N & (np.arange(600) >= num_missed), labels_N)
+    ((drops),) = bootstrap_drops(right, [missed], F1, f1, 7, worst_f1)
+    of_mean = macro_drop([right["f1"]], [missed["f1"]])
+    assert of_mean.limits(0.95) == pytest.approx(drops["f1"].limits(0.95), abs=1e-6)
+    assert (of_mean.num_mistakes, of_mean.num_differing) == (min(num_missed, FEW), num_missed)
+
+
+def test_labels_that_no_sample_was_mistaken_of_add_up_as_squares() -> None:
+    labels_N = np.arange(600) < 60
+    sums, often = f1_sums(labels_N, labels_N)["f1"], f1_sums(np.arange(600) % 2 > 0, np.arange(600) % 3 > 0)["f1"]
+    alone, two = macro_drop([sums], [sums]), macro_drop([sums, sums], [sums, sums])
+    assert two.limits(0.95)[1] == pytest.approx(alone.limits(0.95)[1] * np.sqrt(2) / 2)
+    flipped = often[np.r_[20:600, 0:20]]
+    with_other = macro_drop([sums, often], [sums, flipped])
+    assert with_other.num_differing > FEW and with_other.num_mistakes == 0
+    assert with_other.limits(0.95)[1] - with_other.drop >= alone.limits(0.95)[1] / 2 - 1e-9
+
+
+def test_a_rare_label_beside_a_frequent_one_seldom_passes_at_its_margin(monkeypatch) -> None:
+    """Of ten samples with the rare label one is missed, or in a third of all draws none: as many passed before."""
+    monkeypatch.setattr(bootstrap, "NUM_RESAMPLES", 300)
+    num_samples, recall, num_passed = 500, 0.9, 0
+    for seed in range(100):
+        random = np.random.default_rng(seed)
+        labels = [random.random(num_samples) < fraction for fraction in (0.02, 0.5)]
+        found = [of & (random.random(num_samples) < recall) for of in labels]
+        base = [f1_sums(of, of)["f1"] for of in labels]
+        own = [f1_sums(*pair)["f1"] for pair in zip(found, labels, strict=True)]
+        num_passed += macro_drop(base, own, seed).limits(0.95)[1] < 1 - 2 * recall / (1 + recall)
+    assert num_passed <= 8
+
+
+def test_a_mean_over_labels_that_nothing_has_shows_nothing() -> None:
+    nothing, one = np.zeros((50, 2), np.uint8), f1_sums(np.ones(1, bool), np.ones(1, bool))["f1"]
+    for sums in ([nothing, nothing], [one, one]):
+        assert macro_drop(sums, sums).limits(0.95) == (-np.inf, np.inf)
