@@ -48,14 +48,15 @@ def small_cnn(config: SmallCnnConfig, ctx: Context, data: Data) -> Model:
     """Build a small convolutional network for small images (8x8 to 64x64).
 
     Two 3x3 convolutions of `width` and 2 x `width` channels, each with batch norm, ReLU and 2x2 max pooling; a
-    linear layer of 128 with ReLU; a linear layer of the data set's classes. The initial weights depend on the seed
-    alone.
+    linear layer of 128 with ReLU; a linear layer of the data set's classes. Outputs of a regression are rescaled to the
+    units of the targets. The initial weights depend on the seed alone.
     """
     from ptpipe_zoo import nets
 
     info = data.info
     shape_CHW, num_classes = nets.image_classifier_sizes("model.small_cnn", info)
-    builder_ref = FunctionRef.to(nets.small_cnn, shape_CHW=shape_CHW, num_classes=num_classes, width=config.width)
+    sizes = {"shape_CHW": shape_CHW, "num_classes": num_classes, "width": config.width}
+    builder_ref = FunctionRef.to(nets.small_cnn, **sizes, **nets.rescaling(info))
     return nets.make_model(builder_ref, nets.build_seeded(builder_ref, ctx.seed), info, ctx)
 
 
@@ -69,14 +70,13 @@ def small_unet(config: SmallUNetConfig, ctx: Context, data: Data) -> Model:
     from ptpipe_zoo import nets, unet
 
     shape_CHW, num_classes = unet.segmenter_sizes("model.small_unet", data.info)
-    rescaling = {"scale": data.info.task.output_scale, "shift": data.info.task.output_shift}
     builder_ref = FunctionRef.to(
         unet.small_unet,
         shape_CHW=shape_CHW,
         num_classes=num_classes,
         width=config.width,
         depth=config.depth,
-        **(rescaling if data.info.task.output_scale else {}),
+        **nets.rescaling(data.info),
     )
     return nets.make_model(builder_ref, nets.build_seeded(builder_ref, ctx.seed), data.info, ctx)
 
@@ -197,7 +197,7 @@ def torchvision(config: TorchvisionConfig, ctx: Context, data: Data) -> Model:
         published.verify(path, url)
     if path is not None:
         state, layers = weights.read_weights(path, ctx.notice, config.weights_entry), (network.stems, network.heads)
-        for notice in weights.load_weights(network.module, state, *layers, source=str(path)):
+        for notice in weights.load_weights(nets.unscaled(network.module), state, *layers, source=str(path)):
             ctx.notice(notice)
     return nets.make_model(network.builder_ref, network.module, data.info, ctx)
 

@@ -7,8 +7,9 @@ table; T outputs.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -98,6 +99,24 @@ class Rescale(nn.Module):
         return outputs * self.scale + self.shift
 
 
+class Rescaled(nn.Sequential):
+    """`network`, followed by `Rescale` with `scale` and `shift`."""
+
+    def __init__(self, network: nn.Module, scale: Sequence[float], shift: Sequence[float]) -> None:
+        super().__init__(OrderedDict(network=network, rescale=Rescale(scale, shift)))
+
+
+def unscaled(network: nn.Module) -> nn.Module:
+    """Return the network that a `Rescaled` has, whose weights are published; another one as it is."""
+    return network.get_submodule("network") if isinstance(network, Rescaled) else network
+
+
+def rescaling(info: DatasetInfo) -> dict[str, Any]:
+    """Return the arguments `scale` and `shift` of builders; none where outputs have no units."""
+    task = info.task
+    return {"scale": task.output_scale, "shift": task.output_shift} if task.output_scale else {}
+
+
 class CategoricalMlp(nn.Module):
     """Layers on embedded categories."""
 
@@ -135,10 +154,17 @@ def _embedding_size(vocabulary_size: int) -> int:
 
 
 @builder
-def small_cnn(*, shape_CHW: Sequence[int], num_classes: int, width: int) -> nn.Sequential:
+def small_cnn(
+    *,
+    shape_CHW: Sequence[int],
+    num_classes: int,
+    width: int,
+    scale: Sequence[float] = (),
+    shift: Sequence[float] = (),
+) -> nn.Sequential:
     """Build two blocks (3x3 convolution, batch norm, ReLU, 2x2 max pooling) and two linear layers.
 
-    Raises StageError for images below 4x4: pooling twice would leave nothing.
+    `scale`, `shift`: as in `mlp`. Raises StageError for images below 4x4: pooling twice would leave nothing.
     """
     channels, height, image_width = shape_CHW
     if min(height, image_width) < 4:
@@ -156,6 +182,7 @@ def small_cnn(*, shape_CHW: Sequence[int], num_classes: int, width: int) -> nn.S
         nn.Linear(2 * width * (height // 4) * (image_width // 4), 128),
         nn.ReLU(),
         nn.Linear(128, num_classes),
+        *([Rescale(scale, shift)] if scale else []),
     )
 
 

@@ -41,7 +41,15 @@ def timm() -> ModuleType:
 
 
 @builder
-def timm_network(*, name: str, shape_CHW: Sequence[int], num_classes: int, arguments: Mapping[str, JSON]) -> nn.Module:
+def timm_network(  # by keyword: the arguments of a recipe
+    *,
+    name: str,
+    shape_CHW: Sequence[int],
+    num_classes: int,
+    arguments: Mapping[str, JSON],
+    scale: Sequence[float] = (),
+    shift: Sequence[float] = (),
+) -> nn.Module:
     """Build a network with random weights that returns logits (N, K).
 
     Args:
@@ -49,6 +57,8 @@ def timm_network(*, name: str, shape_CHW: Sequence[int], num_classes: int, argum
         shape_CHW: shape of an image; networks that are built for a size get it.
         num_classes: K.
         arguments: further ones of the network, none of `TIMM_RESERVED`.
+        scale: of each output, to the units of a regression's targets; empty: none.
+        shift: added after it.
 
     Raises StageError for an unknown name or argument, and where it can't be built for images of this size.
     """
@@ -65,7 +75,7 @@ def timm_network(*, name: str, shape_CHW: Sequence[int], num_classes: int, argum
             name, num_classes=num_classes, in_chans=channels, **{**sizes, **arguments}
         )
     _separate_activations(network)
-    return network
+    return nets.Rescaled(network, scale, shift) if scale else network
 
 
 class NormActivation(nn.Sequential):
@@ -87,10 +97,10 @@ def _separate_activations(network: nn.Module) -> None:
 def build_model(config: TimmConfig, ctx: Context, data: Data) -> Model:
     """Implement `model.timm`."""
     shape_CHW, num_classes = nets.image_classifier_sizes("model.timm", data.info)
-    builder_ref = FunctionRef.to(
-        timm_network, name=config.name, shape_CHW=shape_CHW, num_classes=num_classes, arguments=config.arguments
-    )
-    network = nets.build_seeded(builder_ref, ctx.seed)
+    sizes = {"name": config.name, "shape_CHW": shape_CHW, "num_classes": num_classes}
+    builder_ref = FunctionRef.to(timm_network, **sizes, arguments=config.arguments, **nets.rescaling(data.info))
+    module = nets.build_seeded(builder_ref, ctx.seed)
+    network = nets.unscaled(module)
     _check_images(config.name, network, shape_CHW, data.info.signature.outputs[0])
     path = Path(config.weights_file).expanduser() if config.weights_file else None
     if config.weights:
@@ -105,7 +115,7 @@ def build_model(config: TimmConfig, ctx: Context, data: Data) -> Model:
         )
         for notice in (*notices, *load_weights(network, _renamed(state, network), *layers, source=str(path))):
             ctx.notice(notice)
-    return nets.make_model(builder_ref, network, data.info, ctx)
+    return nets.make_model(builder_ref, module, data.info, ctx)
 
 
 def repository(config: TimmConfig) -> str:

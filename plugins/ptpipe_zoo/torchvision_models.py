@@ -18,10 +18,19 @@ from torch import nn
 from ptpipe import JSON, StageError
 from ptpipe_torch import TensorSpec, builder
 from ptpipe_torch.torchvision_compat import torchvision
+from ptpipe_zoo.nets import Rescaled
 
 
 @builder
-def classifier(*, name: str, shape_CHW: Sequence[int], num_classes: int, transform_input: bool = False) -> nn.Module:
+def classifier(  # by keyword: the arguments of a recipe
+    *,
+    name: str,
+    shape_CHW: Sequence[int],
+    num_classes: int,
+    transform_input: bool = False,
+    scale: Sequence[float] = (),
+    shift: Sequence[float] = (),
+) -> nn.Module:
     """Build a network with random weights that returns logits (N, K), also in training mode.
 
     Args:
@@ -29,6 +38,8 @@ def classifier(*, name: str, shape_CHW: Sequence[int], num_classes: int, transfo
         shape_CHW: shape of an image.
         num_classes: K.
         transform_input: rescale the images as Inception's published weights expect.
+        scale: of each output, to the units of a regression's targets; empty: none.
+        shift: added after it.
 
     Raises StageError for an unknown name, and where the network can't be built for images of this size.
     """
@@ -41,7 +52,7 @@ def classifier(*, name: str, shape_CHW: Sequence[int], num_classes: int, transfo
     if isinstance(network, models.MNASNet):
         network.__class__ = _mnasnet()
     adapt_channels(stem(network)[1], shape_CHW[0])
-    return network
+    return Rescaled(network, scale, shift) if scale else network
 
 
 def list_classifiers() -> list[str]:

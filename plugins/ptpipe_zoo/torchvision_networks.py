@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FittedNetwork:
-    """A network for a data set, and the names of the layers that depend on it."""
+    """A network for a data set, and the names of the layers that depend on it, in what `nets.unscaled` returns."""
 
     builder_ref: FunctionRef
     module: nn.Module
@@ -41,11 +41,11 @@ def build(config: TorchvisionConfig, seed: int, info: DatasetInfo) -> FittedNetw
         heads = segmentation.heads(module)
     else:
         shape_CHW, num_classes = nets.image_classifier_sizes(kind, info)
-        options = {"name": config.name, "num_classes": num_classes}
+        options = {"name": config.name, "num_classes": num_classes, **nets.rescaling(info)}
         if config.weights and shape_CHW[0] == 3:
             options |= classification.pretrained_arguments(config.name)
         builder_ref = FunctionRef.to(classification.classifier, shape_CHW=shape_CHW, **options)
         module = nets.build_seeded(builder_ref, seed)
-        heads = [classification.head(module, num_classes)]
+        heads = [classification.head(nets.unscaled(module), num_classes)]
     classification.check_images(config.name, module, shape_CHW, info.signature.outputs[0])
-    return FittedNetwork(builder_ref, module, [classification.stem(module)[0]], heads)
+    return FittedNetwork(builder_ref, module, [classification.stem(nets.unscaled(module))[0]], heads)

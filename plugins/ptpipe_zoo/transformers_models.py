@@ -83,23 +83,23 @@ def transformers_network(  # noqa: PLR0913  # by keyword: the arguments of a rec
     Raises StageError for a configuration that transformers has no network for.
     """
     network = _make(head, config)
-    if head == "image":
-        return ImageNetwork(network)
     rescale = Rescale(scale, shift) if scale else None
+    if head == "image":
+        return ImageNetwork(network, rescale)
     return TokenNetwork(network, TokenInputs(padding_id, tuple(form)), rescale)
 
 
 class ImageNetwork(nn.Module):
     """A network that gets images."""
 
-    def __init__(self, network: nn.Module) -> None:
+    def __init__(self, network: nn.Module, rescale: nn.Module | None) -> None:
         super().__init__()
-        self.network = network
+        self.network, self.rescale = network, rescale
 
     def forward(self, images_BCHW: torch.Tensor) -> torch.Tensor:
         """Return logits, float32 (B, K)."""
         logits_BK: torch.Tensor = self.network(pixel_values=images_BCHW, return_dict=False)[0]
-        return logits_BK
+        return logits_BK if self.rescale is None else self.rescale(logits_BK)
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ def _arguments(content: Mapping[str, JSON], info: DatasetInfo) -> dict[str, Any]
         (channels, *sides), num_classes = nets.image_classifier_sizes("model.transformers", info)
         size = sides[0] if sides[0] == sides[1] and not _takes_two_sides(content) else sides
         own: dict[str, Any] = {"num_channels": channels, "image_size": size, "num_labels": num_classes}
-        return {"head": "image", "config": {**content, **own}}
+        return {"head": "image", "config": {**content, **own}, **nets.rescaling(info)}
     sizes = TextSizes.of("model.transformers", info)
     given = content.get("vocab_size", sizes.vocabulary_size)
     is_enough = isinstance(given, int) and given >= sizes.vocabulary_size

@@ -10,7 +10,23 @@ from torch.nn import functional as F
 
 from ptpipe import StageError
 from ptpipe_torch import ArrayColumn, Data, DatasetInfo, FunctionRef, ImageInfo, Model, Regression, Split
-from ptpipe_zoo import MlpConfig, SmallCnnConfig, SmallUNetConfig, mlp, nets, small_cnn, small_unet
+from ptpipe_torch.torchvision_compat import torchvision as torchvision_library
+from ptpipe_train import train
+from ptpipe_train.config import TrainConfig
+from ptpipe_zoo import (
+    MlpConfig,
+    SmallCnnConfig,
+    SmallUNetConfig,
+    TimmConfig,
+    TorchvisionConfig,
+    extras,
+    mlp,
+    nets,
+    small_cnn,
+    small_unet,
+    timm,
+    torchvision,
+)
 
 
 def state_of(model: Model) -> dict[str, torch.Tensor]:
@@ -76,6 +92,73 @@ def test_small_unet_of_maps_returns_the_units_of_its_targets(ctx):
         network[0](images_NCHW) * torch.tensor([0.1, 3.0])[:, None, None] + torch.tensor([5.0, -40.0])[:, None, None]
     )
     torch.testing.assert_close(network(images_NCHW), expected)
+
+
+def data_of_prices(shape_CHW, targets_NT):
+    """Pictures of noise, whose brightness is what they cost."""
+    images = ImageInfo(shape_CHW=shape_CHW, mean=(0.5,) * shape_CHW[0], std=(0.2,) * shape_CHW[0])
+    mean, std = targets_NT.mean(axis=0), targets_NT.std(axis=0)
+    names = tuple(f"price {number}" for number in range(targets_NT.shape[1]))
+    task = Regression(target_names=names, mean=tuple(mean.tolist()), std=tuple(std.tolist()))
+    random = np.random.default_rng(1)
+    levels_N = (targets_NT[:, 0] - mean[0]) / std[0]
+    channels, height, width = shape_CHW
+    pixels_NHWC = (
+        120 + 30 * levels_N[:, None, None, None] + random.normal(0, 20, (len(targets_NT), height, width, channels))
+    )
+    ids = np.array([f"{number:04}" for number in range(len(targets_NT))])
+    pixels_NHWC = pixels_NHWC.clip(0, 255).astype(np.uint8)
+    splits = {
+        name: Split(
+            ids[part],
+            {"images": ArrayColumn(pixels_NHWC[part])},
+            {"targets": ArrayColumn(targets_NT[part].astype(np.float32))},
+        )
+        for name, part in {"train": slice(0, None, 2), "val": slice(1, None, 2)}.items()
+    }
+    return Data(DatasetInfo("prices", {"images": images}, task), splits)
+
+
+PRICES_NT = np.random.default_rng(0).normal([380_000, -2], [150_000, 0.1], (64, 2))
+
+
+@pytest.mark.parametrize("name", ["small_cnn", "torchvision", "timm", "mlp"])
+def test_numbers_of_pictures_have_the_units_of_their_targets(name, ctx):
+    if name == "timm" and extras.missing_extra("timm") is not None:
+        pytest.skip("needs ptpipe[timm]")
+    stages = {
+        "small_cnn": (small_cnn, SmallCnnConfig(width=4)),
+        "torchvision": (torchvision, TorchvisionConfig(name="mobilenet_v3_small")),
+        "timm": (timm, TimmConfig(name="mobilenetv3_small_050")),
+        "mlp": (mlp, MlpConfig()),
+    }
+    stage, config = stages[name]
+    model = stage(config, ctx, data_of_prices((3, 32, 32), PRICES_NT))
+    network, images_NCHW = model.build().eval(), torch.randn(2, 3, 32, 32)
+    rescale = list(network.children())[-1]
+    assert isinstance(rescale, nets.Rescale)
+    inner = torch.nn.Sequential(*list(network.children())[:-1])
+    scale, shift = (torch.tensor(of(PRICES_NT, axis=0), dtype=torch.float32) for of in (np.std, np.mean))
+    torch.testing.assert_close(network(images_NCHW), inner(images_NCHW) * scale + shift)
+
+
+def test_published_weights_are_those_of_the_network_before_its_units(ctx, tmp_path):
+    published = torchvision_library().models.resnet18(num_classes=7)
+    torch.save(published.state_dict(), tmp_path / "resnet18.pt")
+    config = TorchvisionConfig(name="resnet18", weights_file=str(tmp_path / "resnet18.pt"))
+    network = torchvision(config, ctx, data_of_prices((3, 32, 32), PRICES_NT)).build()
+    assert network.get_submodule("network.layer4.1.conv2").weight.equal(published.layer4[1].conv2.weight)
+    assert network.get_submodule("network.fc").weight.shape == (2, 512)
+
+
+def test_a_network_of_pictures_learns_prices(ctx):
+    data = data_of_prices((1, 8, 8), np.random.default_rng(2).normal(380_000, 150_000, (512, 1)))
+    trained = train(TrainConfig(epochs=30, lr=0.02), ctx, small_cnn(SmallCnnConfig(width=4), ctx, data), data)
+    images_NCHW, targets_NT = next(data.batches("val", batch_size=256)).args[0], data.splits["val"].targets["targets"]
+    with torch.no_grad():
+        predicted_NT = trained.build().eval()(images_NCHW).numpy()
+    errors_NT = predicted_NT - targets_NT.values()
+    assert np.sqrt((errors_NT**2).mean()) < 0.4 * 150_000
 
 
 def test_mlp_is_the_network_it_says(make_data, ctx):
