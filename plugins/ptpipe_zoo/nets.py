@@ -100,10 +100,10 @@ class Rescale(nn.Module):
 
 
 class Rescaled(nn.Sequential):
-    """`network`, followed by `Rescale` with `scale` and `shift`."""
+    """`network`, followed by `Rescale` with `scale`, `shift` and `num_axes`."""
 
-    def __init__(self, network: nn.Module, scale: Sequence[float], shift: Sequence[float]) -> None:
-        super().__init__(OrderedDict(network=network, rescale=Rescale(scale, shift)))
+    def __init__(self, network: nn.Module, scale: Sequence[float], shift: Sequence[float], num_axes: int = 0) -> None:
+        super().__init__(OrderedDict(network=network, rescale=Rescale(scale, shift, num_axes)))
 
 
 def unscaled(network: nn.Module) -> nn.Module:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from ptpipe import JSON
 from ptpipe_torch import DatasetInfo, FunctionRef
 from ptpipe_zoo import nets, unet
 from ptpipe_zoo import torchvision_models as classification
@@ -35,10 +34,10 @@ def build(config: TorchvisionConfig, seed: int, info: DatasetInfo) -> FittedNetw
     kind = f"model.torchvision ({config.name})"
     if config.name in segmentation.list_segmenters():
         shape_CHW, num_classes = unet.segmenter_sizes(kind, info)
-        options: dict[str, JSON] = {"name": config.name, "num_classes": num_classes}
+        options: dict[str, Any] = {"name": config.name, "num_classes": num_classes, **nets.rescaling(info)}
         builder_ref = FunctionRef.to(segmentation.segmenter, shape_CHW=shape_CHW, **options)
         module = nets.build_seeded(builder_ref, seed)
-        heads = segmentation.heads(module)
+        heads = segmentation.heads(nets.unscaled(module))
     else:
         shape_CHW, num_classes = nets.image_classifier_sizes(kind, info)
         options = {"name": config.name, "num_classes": num_classes, **nets.rescaling(info)}

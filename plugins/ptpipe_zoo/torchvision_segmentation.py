@@ -14,17 +14,27 @@ from torch import nn
 from ptpipe import StageError
 from ptpipe_torch import builder
 from ptpipe_torch.torchvision_compat import torchvision
+from ptpipe_zoo.nets import Rescaled
 from ptpipe_zoo.torchvision_models import adapt_channels, one_line_errors, stem
 
 
 @builder
-def segmenter(*, name: str, shape_CHW: Sequence[int], num_classes: int) -> nn.Module:
+def segmenter(
+    *,
+    name: str,
+    shape_CHW: Sequence[int],
+    num_classes: int,
+    scale: Sequence[float] = (),
+    shift: Sequence[float] = (),
+) -> nn.Module:
     """Build a network with random weights that returns logits (B, K, H, W), without its auxiliary classifier.
 
     Args:
         name: as torchvision registers it.
         shape_CHW: shape of an image.
         num_classes: K.
+        scale: of each output, to the units of a regression's maps; empty: none.
+        shift: added after it.
 
     Raises StageError for an unknown name.
     """
@@ -37,7 +47,7 @@ def segmenter(*, name: str, shape_CHW: Sequence[int], num_classes: int) -> nn.Mo
         )
     network.__class__ = _returning_logits(type(network))
     adapt_channels(stem(network)[1], shape_CHW[0])
-    return network
+    return Rescaled(network, scale, shift, num_axes=2) if scale else network
 
 
 def list_segmenters() -> list[str]:

@@ -76,18 +76,21 @@ def test_small_cnn_refuses_images_that_pooling_would_reduce_to_nothing(make_data
         small_cnn(SmallCnnConfig(), ctx, make_data((1, 8, 3)))
 
 
-def test_small_unet_of_maps_returns_the_units_of_its_targets(ctx):
-    images = ImageInfo(shape_CHW=(3, 16, 32), mean=(0.5,) * 3, std=(0.2,) * 3)
-    task = Regression(target_names=("a", "b"), mean=(5.0, -40.0), std=(0.1, 3.0), positions=(16, 32))
+@pytest.mark.parametrize("name", ["small_unet", "torchvision"])
+def test_networks_of_maps_return_the_units_of_their_targets(name, ctx):
+    images = ImageInfo(shape_CHW=(3, 32, 48), mean=(0.5,) * 3, std=(0.2,) * 3)
+    task = Regression(target_names=("a", "b"), mean=(5.0, -40.0), std=(0.1, 3.0), positions=(32, 48))
     nothing = Split(
         np.array([], str),
-        {"images": ArrayColumn(np.zeros((0, 16, 32, 3), np.uint8))},
-        {"targets": ArrayColumn(np.zeros((0, 2, 16, 32), np.float32))},
+        {"images": ArrayColumn(np.zeros((0, 32, 48, 3), np.uint8))},
+        {"targets": ArrayColumn(np.zeros((0, 2, 32, 48), np.float32))},
     )
-    model = small_unet(
-        SmallUNetConfig(width=4), ctx, Data(DatasetInfo("maps", {"images": images}, task), {"train": nothing})
-    )
-    network, images_NCHW = model.build(), torch.randn(2, 3, 16, 32)
+    stage, config = {
+        "small_unet": (small_unet, SmallUNetConfig(width=4)),
+        "torchvision": (torchvision, TorchvisionConfig(name="lraspp_mobilenet_v3_large")),
+    }[name]
+    model = stage(config, ctx, Data(DatasetInfo("maps", {"images": images}, task), {"train": nothing}))
+    network, images_NCHW = model.build().eval(), torch.randn(2, 3, 32, 48)
     expected = (
         network[0](images_NCHW) * torch.tensor([0.1, 3.0])[:, None, None] + torch.tensor([5.0, -40.0])[:, None, None]
     )
