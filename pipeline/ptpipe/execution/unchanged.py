@@ -42,14 +42,14 @@ def check_unchanged(
     for name, module in modules:
         file = os.path.realpath(module.file)
         if code := own.get(name) or own_files.get(file):
-            if module.sha256 != code.sha256:
+            if module.sha256 != code.sha256 or module.stale_bytecode:
                 raise _changed(module)
         # Modules that other plugins import themselves, and files that options of other stages name, were imported for
         # these stages, perhaps in this same process.
         elif (name in own_imports or (module.is_new and file not in others)) and not sources.is_of_plugins(
             name, module.file
         ):
-            if not module.is_new and _has_changed(module, sources):
+            if module.stale_bytecode or (not module.is_new and _has_changed(module, sources)):
                 raise _changed(module)
             dependencies |= _dependency(name, module, sources)
     return dependencies
@@ -110,6 +110,11 @@ def _path_address(file: str) -> str:
 
 
 def _changed(module: ImportedModule) -> StageError:
+    if module.stale_bytecode:
+        return StageError(
+            f"{module.file} was imported from bytecode of an older version of it, so the stage's result is not kept: "
+            f"delete {module.stale_bytecode}, and run it again"
+        )
     if module.is_new:
         return StageError(f"{module.file} changed during the run, so the stage's result is not kept: run it again")
     return StageError(

@@ -14,10 +14,11 @@ from ptpipe.errors import MAX_PROBLEMS, ExitCode, Location, ManifestError, Probl
 from ptpipe.manifest.manifest import Manifest, StageEntry
 from ptpipe.plan.frames import describe_error
 from ptpipe.plan.hints import beside_manifest_hint, kind_hint, same_name_hint
+from ptpipe.plan.module_files import no_bytecode
 from ptpipe.plan.options import changed_option, config_problems
 from ptpipe.plan.rules import hook_warnings, problems_of_sound_stages
 from ptpipe.plan.source_functions import functions_above, missing_files
-from ptpipe.plan.vocabulary import Vocabulary, no_bytecode
+from ptpipe.plan.vocabulary import Vocabulary
 from ptpipe.stages import Port, Stage
 
 _MAX_NAMED = 5

@@ -8,10 +8,17 @@ import re
 import sys
 import sysconfig
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import cache
-from importlib.machinery import EXTENSION_SUFFIXES, BuiltinImporter, FrozenImporter, ModuleSpec, PathFinder
+from importlib.machinery import (
+    EXTENSION_SUFFIXES,
+    BuiltinImporter,
+    FrozenImporter,
+    ModuleSpec,
+    PathFinder,
+    SourceFileLoader,
+)
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -175,6 +182,8 @@ class ImportedModule(NamedTuple):
     """Whether the file is older than the interval in which it was imported, so that it is what was imported."""
     is_new: bool
     """Whether it was imported since the log was created, not by an earlier run of this process."""
+    stale_bytecode: str = ""
+    """The file of bytecode of other code that it was imported from; mostly empty."""
 
 
 def record_import(module: ModuleType) -> None:
@@ -184,17 +193,44 @@ def record_import(module: ModuleType) -> None:
     """
     spec, file = module.__spec__, module.__file__
     if spec is not None and file is not None:
-        setattr(spec, _SEEN, _look(file, time.time_ns()))
+        setattr(spec, _SEEN, _look(spec, file, time.time_ns()))
 
 
-def _look(file: str, since_ns: int) -> ImportedModule:
+def _look(spec: ModuleSpec, file: str, since_ns: int) -> ImportedModule:
     try:
         status, content = os.stat(file), Path(file).read_bytes()  # noqa: PTH116 - as above
     except OSError:  # deleted meanwhile
         return ImportedModule(file, "", is_settled=False, is_new=True)
     # ctime: it can't be set, so a file that was replaced by one with an older mtime is noticed.
-    is_settled = status.st_ctime_ns <= since_ns
-    return ImportedModule(file, hashlib.sha256(content).hexdigest(), is_settled, is_new=True)
+    is_settled, stale = status.st_ctime_ns <= since_ns, _stale_bytecode(spec, content, status.st_ctime_ns)
+    return ImportedModule(file, hashlib.sha256(content).hexdigest(), is_settled, is_new=True, stale_bytecode=stale)
+
+
+def _stale_bytecode(spec: ModuleSpec, content: bytes, changed_ns: int) -> str:
+    """Return the file of bytecode that stands for a module's source and is not of this `content`; empty if it is.
+
+    Python compares only the size and the second of modification: an edit within a second, or a restored time, escapes.
+    `changed_ns`: the source's ctime. Bytecode that was written later is of this content.
+    """
+    loader = spec.loader
+    if not spec.cached or not isinstance(loader, SourceFileLoader):
+        return ""
+    with suppress(OSError, ImportError, SyntaxError, ValueError), no_bytecode():  # the source was edited meanwhile
+        if os.stat(spec.cached).st_mtime_ns <= changed_ns:  # noqa: PTH116 - as above
+            is_of_source = loader.get_code(spec.name) == loader.source_to_code(content, loader.path)
+            return "" if is_of_source else spec.cached
+    return ""
+
+
+@contextmanager
+def no_bytecode() -> Iterator[None]:
+    """Write no `__pycache__` inside the `with`: `validate` and `plan` leave a stranger's folder as it was."""
+    before = sys.dont_write_bytecode
+    sys.dont_write_bytecode = True
+    try:
+        yield
+    finally:
+        sys.dont_write_bytecode = before
 
 
 def look_at_earlier(name: str) -> ImportedModule | None:
@@ -206,7 +242,7 @@ def look_at_earlier(name: str) -> ImportedModule | None:
     own = _own_spec(name, module) if module is not None else None
     if own is None:
         return None
-    seen = getattr(own[0], _SEEN, None) or _look(own[1], _process_start_ns())
+    seen = getattr(own[0], _SEEN, None) or _look(*own, _process_start_ns())
     return seen._replace(is_new=False)
 
 
@@ -254,6 +290,6 @@ class ImportLog:
             return None
         spec, file = own
         is_new = self._before.get(name) is not module
-        seen = getattr(spec, _SEEN, None) or (_look(file, self._since_ns) if is_new else None)
+        seen = getattr(spec, _SEEN, None) or (_look(spec, file, self._since_ns) if is_new else None)
         setattr(spec, _SEEN, seen)
         return seen._replace(is_new=is_new) if seen else None

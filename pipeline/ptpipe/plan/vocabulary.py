@@ -21,7 +21,7 @@ from ptpipe import hookspecs
 from ptpipe.errors import MAX_PROBLEMS, ExitCode, Location, Problem, Terminated, nearest
 from ptpipe.manifest.manifest import is_file_name
 from ptpipe.plan.frames import describe_error, package_folder
-from ptpipe.plan.module_files import ImportLog
+from ptpipe.plan.module_files import ImportLog, no_bytecode
 from ptpipe.stages import Stage
 
 if TYPE_CHECKING:
@@ -120,17 +120,6 @@ def load_vocabulary(
     """
     with gc_paused():
         return _Loader().load(named, folder or Path(), places)
-
-
-@contextlib.contextmanager
-def no_bytecode() -> Iterator[None]:
-    """Write no `__pycache__` inside the `with`: `validate` and `plan` leave a stranger's folder as it was."""
-    before = sys.dont_write_bytecode
-    sys.dont_write_bytecode = True
-    try:
-        yield
-    finally:
-        sys.dont_write_bytecode = before
 
 
 @contextlib.contextmanager

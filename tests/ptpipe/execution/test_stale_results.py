@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
+import os
+import py_compile
 import sys
 import textwrap
 from pathlib import Path
@@ -373,6 +375,38 @@ def test_code_that_changes_before_the_stage_imports_it(bench, name):
     assert event.outcome == "failed"
     helper = bench.folder / "helper.py"
     assert event.message == f"{helper} changed during the run, so the stage's result is not kept: run it again"
+
+
+@pytest.mark.parametrize("name", ['"helper"', '"hel" + "per"'], ids=["static", "dynamic"])
+def test_bytecode_of_an_older_version(bench, name):
+    """Python takes it for that of a file of the same size and second: an edit within a second, a restored time."""
+    bench.plugin("", f"return importlib.import_module({name}).WORD")
+    helper = bench.folder / "helper.py"
+    bench.write(helper_py="WORD = 1")
+    bytecode, time_ns = Path(py_compile.compile(str(helper))), helper.stat().st_mtime_ns
+    assert bench.outcome() == "done"
+    helper.write_text("WORD = 2")
+    os.utime(helper, ns=(time_ns, time_ns))
+    event = bench.event()
+    assert event.outcome == "failed"
+    assert event.message == (
+        f"{helper} was imported from bytecode of an older version of it, so the stage's result is not kept: "
+        f"delete {bytecode}, and run it again"
+    )
+    bytecode.unlink()
+    assert bench.outcome() == "done"
+
+
+def test_bytecode_of_the_same_code(bench):
+    """A comment, or a mere copy of the file, makes no bytecode stale."""
+    bench.write(helper_py="WORD = 1  # a")
+    bench.plugin("from helper import WORD")
+    helper = bench.folder / "helper.py"
+    py_compile.compile(str(helper))
+    time_ns = helper.stat().st_mtime_ns
+    helper.write_text("WORD = 1  # b")
+    os.utime(helper, ns=(time_ns, time_ns))
+    assert bench.outcome() == "done"
 
 
 def test_code_that_a_second_run_in_one_process_does_not_import_again(bench):
