@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ptpipe import Event, ExitCode, Progress, Reporter, RunFinished, RunStarted, StageFinished
+from ptpipe.launching import exclusive_lock
 from ptpipe_report import run_summary
 from ptpipe_report.trackers.curves import Curves, Point
 from ptpipe_report.trackers.text import comparisons, options
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 
 _FORBIDDEN = re.compile(r"[^\w\-. :/]")
 """In names; of what is left, MLflow takes letters of any language."""
-_MAX_VALUE = 500
-"""Characters of a parameter: older servers take no more."""
+_MAX_NAME, _MAX_VALUE, _MAX_TAG = 250, 500, 5000
+"""Characters of a name, of a parameter and of a tag: older servers take no more."""
 _MAX_PARAMS, _MAX_METRICS = 100, 1000
 """In one request."""
 _FLUSH_S = 1.0
@@ -56,12 +57,14 @@ class MlflowTracker(Reporter):
         from mlflow import MlflowClient
         from mlflow.entities import Param
 
-        self._client = client = MlflowClient()
         tags = {"ptpipe.run_id": event.run_id, "ptpipe.manifest": event.manifest_path}
-        tags |= {"ptpipe.overrides": " ".join(event.overrides)} if event.overrides else {}
-        experiment = _experiment(client, os.environ.get("MLFLOW_EXPERIMENT_NAME") or event.name)
+        tags |= {"ptpipe.overrides": _shortened(" ".join(event.overrides), _MAX_TAG)} if event.overrides else {}
+        # The trials of a sweep begin together: MLflow fails where two processes create its database, or an experiment.
+        with exclusive_lock(event.folder.parents[1] / "locks" / "mlflow", on_wait=lambda: None):
+            self._client = client = MlflowClient()
+            experiment = _experiment(client, os.environ.get("MLFLOW_EXPERIMENT_NAME") or event.name)
         self._run_id = client.create_run(experiment, tags=tags, run_name=event.run_id).info.run_id
-        params = [Param(_name(name), _shortened(value)) for name, value in options(event)]
+        params = [Param(_name(name), _shortened(value, _MAX_VALUE)) for name, value in options(event)]
         for start in range(0, len(params), _MAX_PARAMS):
             client.log_batch(self._run_id, params=params[start : start + _MAX_PARAMS])
 
@@ -83,7 +86,8 @@ class MlflowTracker(Reporter):
         for table in comparisons(event):
             self._client.log_text(self._run_id, table, f"comparison/{event.stage_id}.md")
         for path in event.deliverables:
-            self._client.log_artifact(self._run_id, str(path), f"deliverables/{event.stage_id}")
+            for file in _existing(path.parent, (path.name, f"{path.name}.intoto.json")):
+                self._client.log_artifact(self._run_id, str(file), f"deliverables/{event.stage_id}")
 
     def run_finished(self, event: RunFinished) -> None:
         """Record how the run ended, and its reports."""
@@ -126,8 +130,10 @@ def _existing(folder: Path, names: Sequence[str]) -> list[Path]:
 
 
 def _name(text: str) -> str:
-    return _FORBIDDEN.sub("_", text)
+    """Return a name that MLflow takes: a path that is shortest, and leads to no folder above."""
+    parts = _FORBIDDEN.sub("_", text)[:_MAX_NAME].split("/")
+    return "/".join(part.replace(".", "_") if part in (".", "..") else part for part in parts if part)
 
 
-def _shortened(value: str) -> str:
-    return value if len(value) <= _MAX_VALUE else f"{value[: _MAX_VALUE - 3]}..."
+def _shortened(value: str, length: int) -> str:
+    return value if len(value) <= length else f"{value[: length - 3]}..."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import multiprocessing
 import warnings
 from dataclasses import replace
 
@@ -14,6 +15,8 @@ if importlib.util.find_spec("mlflow") is None:
 from ptpipe import Outcome, Progress
 from ptpipe_report.trackers.mlflow import MlflowTracker
 
+from ..conftest import ScriptedRun
+
 pytestmark = pytest.mark.filterwarnings("ignore")  # of MLflow's own libraries
 OPTIONS = {"pretrain": {"lr": 0.05, "schedule": {"name": "cosine"}, "note": "x" * 900, "odd{}name": None}}
 OPTIONS["pretrain"] |= {f"option_{number}": number for number in range(150)}
@@ -23,6 +26,15 @@ OPTIONS["pretrain"] |= {f"option_{number}": number for number in range(150)}
 def folder(tmp_path_factory):
     """Where MLflow's own default store is made, once: that takes seconds."""
     return tmp_path_factory.mktemp("mlflow")
+
+
+@pytest.fixture
+def script(tmp_path):
+    """A run in an artifacts folder."""
+    (tmp_path / "locks").mkdir()
+    folder = tmp_path / "runs" / "run-1"
+    folder.mkdir(parents=True)
+    return ScriptedRun(folder)
 
 
 @pytest.fixture
@@ -42,12 +54,13 @@ def only_run(client, experiment):
     return run
 
 
-def test_a_run_is_there_when_it_has_ended(script, tmp_path, client, folder):
+def test_a_run_is_there_when_it_has_ended(script, client, folder):
     tracker = MlflowTracker()
-    (tmp_path / "report.md").write_text("# report")
-    model = tmp_path / "pretrain" / "model.onnx"
+    (script.folder / "report.md").write_text("# report")
+    model = script.folder / "pretrain" / "model.onnx"
     model.parent.mkdir()
     model.write_bytes(b"onnx")
+    model.with_name("model.onnx.intoto.json").write_text("{}")
     stages = script.mnist()
     stages[1] = replace(stages[1], deliverables=(model,))
     tracker.run_started(replace(script.started(stages), options=OPTIONS, overrides=("finetune.lr=0.001",)))
@@ -74,7 +87,8 @@ def test_a_run_is_there_when_it_has_ended(script, tmp_path, client, folder):
     files = {
         item.path for path in ("", "deliverables/pretrain") for item in client.list_artifacts(run.info.run_id, path)
     }
-    assert {"report.md", "comparison", "deliverables/pretrain/model.onnx"} <= files
+    shipped = {"deliverables/pretrain/model.onnx", "deliverables/pretrain/model.onnx.intoto.json"}
+    assert {"report.md", "comparison"} | shipped <= files
 
 
 def test_points_can_be_seen_while_the_run_goes_on(script, client, monkeypatch):
@@ -89,6 +103,49 @@ def test_points_can_be_seen_while_the_run_goes_on(script, client, monkeypatch):
     tracker.stage_finished(failed)
     tracker.run_finished(script.ended([failed], exit_code=1))
     assert only_run(client, "mine").info.status == "FAILED"
+
+
+@pytest.mark.usefixtures("client")
+def test_runs_that_begin_together_are_all_there(script, tmp_path, monkeypatch):
+    """The trials of a sweep: MLflow fails where two processes create its database, or an experiment, at once."""
+    monkeypatch.chdir(tmp_path)
+    processes = multiprocessing.get_context("fork")
+    together = processes.Barrier(3)
+    begun = script.started(script.mnist())
+
+    def begin(number):
+        together.wait()
+        MlflowTracker().run_started(replace(begun, run_id=f"run-{number}"))
+
+    started = [processes.Process(target=begin, args=(number,)) for number in range(3)]
+    for process in started:
+        process.start()
+    for process in started:
+        process.join()
+    assert [process.exitcode for process in started] == [0, 0, 0]
+    from mlflow import MlflowClient
+
+    client = MlflowClient()
+    (experiment,) = client.search_experiments(filter_string="name = 'mnist-qat'")
+    names = [run.info.run_name for run in client.search_runs([experiment.experiment_id])]
+    assert sorted(names) == ["run-0", "run-1", "run-2"]
+
+
+def test_names_are_those_that_mlflow_takes(script, client, monkeypatch):
+    """One that it does not take would cost the tracker."""
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "names")
+    names = {"a//b": 1.0, "../c": 2.0, "/d": 3.0, "e/.": 4.0, "f/..": 5.0, "g/": 6.0, "": 7.0, "x" * 300: 8.0}
+    tracker = MlflowTracker()
+    tracker.run_started(replace(script.started(script.mnist()), overrides=(f"data.classes={'c' * 9000}",)))
+    tracker.stage_finished(script.stage("own", "my.stage", metrics=names))
+    run = only_run(client, "names")
+    prefix = "own/result/"
+    long = prefix + "x" * (250 - len(prefix))
+    assert run.data.metrics == {
+        f"{prefix}a/b": 1.0, f"{prefix}__/c": 2.0, f"{prefix}d": 3.0, f"{prefix}e/_": 4.0, f"{prefix}f/__": 5.0,
+        f"{prefix}g": 6.0, "own/result": 7.0, long: 8.0,
+    }  # fmt: skip
+    assert run.data.tags["ptpipe.overrides"].endswith("ccc...")
 
 
 def test_a_server_that_is_down_costs_the_tracker_and_not_the_run(project, client, monkeypatch):
