@@ -48,7 +48,7 @@ class TrialProcess:
             )
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError), self._process.stdin as pipe:
-            pipe.write(json.dumps(asdict(request)).encode())
+            pipe.write(json.dumps(asdict(request) | {"parent_pid": os.getpid()}).encode())
 
     @property
     def pid(self) -> int:
@@ -70,7 +70,9 @@ class TrialProcess:
         try:
             found: dict[str, Any] = json.loads(self.request.result.read_bytes())
         except FileNotFoundError:
-            return {"exit_code": int(self._exit_code()), "message": self._message()}
+            if self._process.returncode in (0, -signal.SIGINT):  # of its own accord, or before it handled signals
+                return NOT_BEGUN
+            return {"exit_code": int(ExitCode.FAILED), "message": self._message()}
         self.request.result.unlink()
         return found
 
@@ -91,12 +93,7 @@ class TrialProcess:
             self._process.wait(timeout_s)
         return self.has_ended
 
-    def _exit_code(self) -> ExitCode:
-        return ExitCode.INTERRUPTED if self._process.returncode == 0 else ExitCode.FAILED
-
     def _message(self) -> str:
-        if self._process.returncode == 0:
-            return str(NOT_BEGUN["message"])
         if self._process.returncode < 0:
             return f"its process was killed by signal {-self._process.returncode}; see {self.request.log}"
         lines = self.request.log.read_text(encoding="utf-8", errors="replace").split("\n")

@@ -78,8 +78,9 @@ def main() -> None:
     handlers.install()
     from ptpipe_torch.runtime import exit_with_parent
 
-    request = Request(**json.load(sys.stdin))
-    exit_with_parent()
+    values = json.load(sys.stdin)
+    exit_with_parent(values.pop("parent_pid"))  # which may have ended while this process started
+    request = Request(**values)
     try:
         result = _end(_run(request))
     except PtpipeError as error:

@@ -186,3 +186,24 @@ def test_workers_do_not_outlive_a_killed_sweep(project):
         process.kill()
     gone, alive = psutil.wait_procs(children, timeout=20)
     assert len(gone) >= 2 and alive == []
+
+
+def test_workers_that_just_start_do_not_outlive_a_killed_sweep(project):
+    arguments = slow(project)
+    with started(project, *arguments, "-s", "slow.pause_s=1") as process:
+        wait_until(lambda: psutil.Process(process.pid).children())
+        children = psutil.Process(process.pid).children()
+        process.kill()
+    _, alive = psutil.wait_procs(children, timeout=30)
+    assert alive == [] and steps_done(project) == []
+
+
+def test_a_trial_that_is_interrupted_while_its_process_starts_has_not_begun(project, tmp_path):
+    from ptpipe_sweep.processes import NOT_BEGUN, TrialProcess
+    from ptpipe_sweep.worker import Request
+
+    project.write(STAGES)
+    text = project.manifest.read_text()
+    process = TrialProcess(Request(1, str(project.manifest), text, {}, str(project.artifacts), str(tmp_path)), 1)
+    process.interrupt()
+    assert process.wait(60) and process.result() == NOT_BEGUN
