@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -189,7 +190,16 @@ def parse_override(text: str) -> tuple[str, JSON]:
         raise ManifestError([Problem(f"-s {text}: {error.problems[0].message}")]) from error
     if document.problems:
         raise ManifestError(Problem(f"-s {text}: {problem.message}") for problem in document.problems)
+    if "#" in value and _ends_in_comment(value, document.value):
+        raise ManifestError([Problem(f"-s {text}: '#' begins a comment in YAML: put the text into quotes")])
     return name.strip(), document.value
+
+
+def _ends_in_comment(text: str, value: JSON) -> bool:
+    """Return whether one more letter at the end of a text changes nothing: YAML reads `red #1` as `red`."""
+    with suppress(ManifestError):
+        return read(f"{text}x", "").value == value
+    return False
 
 
 def _decode(content: bytes, name: str) -> str:

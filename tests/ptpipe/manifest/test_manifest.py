@@ -200,6 +200,9 @@ def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path):
         ("net.text='1'", "net.text", "1"),
         ("net.path=a=b", "net.path", "a=b"),
         (" net.lr = 2", "net.lr", 2),
+        ("net.text=a#b", "net.text", "a#b"),
+        ('net.text="#a"', "net.text", "#a"),
+        ("net.list=[1, ' #b']", "net.list", [1, " #b"]),
     ],
 )
 def test_overrides_are_typed_as_yaml(text, name, value):
@@ -211,6 +214,14 @@ def test_a_bad_override_is_named(text):
     with pytest.raises(ManifestError) as raised:
         parse_override(text)
     assert str(raised.value).startswith(f"-s {text}: ")
+
+
+@pytest.mark.parametrize("value", ["#ff0000", "red #1", "'red' # why", "[1] #", " #"])
+def test_an_override_that_yaml_would_cut_is_refused(value):
+    """A comment is never meant there: the option would get another value, silently."""
+    with pytest.raises(ManifestError) as raised:
+        parse_override(f"net.color={value}")
+    assert str(raised.value) == f"-s net.color={value}: '#' begins a comment in YAML: put the text into quotes"
 
 
 def test_overrides_replace_options():
