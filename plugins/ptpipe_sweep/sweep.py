@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -118,7 +119,7 @@ class Sweep:
                 num_done = sum(ending.verdict != "interrupted" for ending in self.record.ordered)
                 tell(f"interrupted with {num_done} of {self._num_trials} trials done; the same command resumes")
                 raise
-        self.record.finish()
+        self._write(self.record.finish)
 
     def _choose(self) -> Iterator[list[Trial]]:
         """Yield trials to run together. Each batch of an Optuna search depends on the figures of those before."""
@@ -197,11 +198,19 @@ class Sweep:
         if before := self._prepared.get(trial.number):
             first = read_ending(begun, before, None, "")
             ending = replace(ending, seconds=first.seconds + ending.seconds, num_cached=first.num_cached)
-        self.record.add(ending)
+        self._write(partial(self.record.add, ending))
         reason = f": {ending.message}" if ending.message and ending.verdict != "passed" else ""
         cached = f", {ending.num_cached} of {ending.num_stages} stages cached" if ending.num_cached else ""
         count = f"[{len(self.record.endings)}/{self._num_trials}]"
         self._tell(f"{count} trial {trial.number}: {trial}: {ending.verdict} in {ending.seconds:.1f} s{cached}{reason}")
+
+    def _write(self, write: Callable[[], None]) -> None:
+        """Write to the record. Where that fails, the trials go on: each has a record of its own."""
+        assert self.record is not None
+        try:
+            write()
+        except OSError as error:
+            self._tell(f"{self.record.folder / 'sweep.json'} could not be written: {error.strerror or error}")
 
     def _facts(self) -> dict[str, Any]:
         return {

@@ -207,3 +207,17 @@ def test_a_trial_that_is_interrupted_while_its_process_starts_has_not_begun(proj
     process = TrialProcess(Request(1, str(project.manifest), text, {}, str(project.artifacts), str(tmp_path)), 1)
     process.interrupt()
     assert process.wait(60) and process.result() == NOT_BEGUN
+
+
+def test_a_record_that_cannot_be_written_costs_no_trial(project):
+    """As where a trial fills the disk."""
+    project.write("slow: {uses: toy.slow, with: {pause_s: 0.1}}")
+    with started(project, "--over", "slow.steps=2,3", "--maximize", "slow.started_at") as process:
+        wait_until(lambda: list(project.artifacts.glob("sweeps/*/sweep.json")))
+        (path,) = project.artifacts.glob("sweeps/*/sweep.json")
+        path.unlink()
+        (path / "in its place").mkdir(parents=True)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert err.count(f"{path} could not be written: Is a directory") == 3, err
+    assert "[2/2] trial 2: slow.steps=3: passed" in err and "best: trial" in out
