@@ -213,7 +213,7 @@ def _stale_bytecode(spec: ModuleSpec, content: bytes, changed_ns: int) -> str:
     `changed_ns`: the source's ctime. Bytecode that was written later is of this content.
     """
     loader = spec.loader
-    if not spec.cached or not isinstance(loader, SourceFileLoader):
+    if not spec.cached or type(loader) is not SourceFileLoader:  # others may have bytecode of their own elsewhere
         return ""
     with suppress(OSError, ImportError, SyntaxError, ValueError), no_bytecode():  # the source was edited meanwhile
         if os.stat(spec.cached).st_mtime_ns <= changed_ns:  # noqa: PTH116 - as above
