@@ -130,7 +130,7 @@ class _FineSteps:
 
 @functools.cache
 def _mixed(mixin: type, type_: Any) -> Any:
-    return type(type_.__name__, (mixin, type_), {})
+    return type(type_.__name__, (mixin, type_), {"__module__": mixin.__module__})  # else that of the metaclass
 
 
 fine_min_max_observer, _fine_per_channel_observer = (

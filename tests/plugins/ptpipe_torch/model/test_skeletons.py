@@ -133,9 +133,11 @@ SCHEME: dict[str, Any] = {
     "weights": "per_channel",
     "skip": (),
 }
-STATIC = FunctionRef.to(prepare_static, observer="histogram", calibrating=True, **SCHEME)
-QAT = FunctionRef.to(prepare_qat, batch_norm="train", freeze_at=0.5, **SCHEME)
-LEARNED = FunctionRef.to(prepare_qat, batch_norm="fold", freeze_at=0.5, learned_step_size=True, **SCHEME)
+# As the stages set them.
+ALL = {"merged_branches": True, "isolated_float": True, **SCHEME}
+STATIC = FunctionRef.to(prepare_static, observer="histogram", calibrating=True, whole_outputs=True, **ALL)
+QAT = FunctionRef.to(prepare_qat, batch_norm="train", freeze_at=0.5, scaled_layers=True, **SCHEME)
+LEARNED = FunctionRef.to(prepare_qat, batch_norm="fold", freeze_at=0.5, learned_step_size=True, **ALL)
 INT8 = FunctionRef.to(to_int8, backend="fbgemm")
 
 
