@@ -7,7 +7,6 @@ from torch import nn
 from torch.fx import GraphModule, Node
 
 from ptpipe_quant.qat_graph import observed_behind, range_observer_at, reaches_only
-from ptpipe_torch.int8.observers import observer_at
 
 F = nn.functional
 
@@ -21,25 +20,21 @@ def drop_redundant_clamps(prepared: GraphModule) -> None:
     If an operator's output goes only to ReLU6, its range was observed behind ReLU6 (see `qat_graph`) and ends where
     ReLU6 does; integers saturate there anyway. Those of a concatenation extend to the ranges of its other tensors.
     """
-    graph = prepared.graph
+    graph, modules = prepared.graph, dict(prepared.named_modules(remove_duplicate=False))
     for node in list(graph.nodes):
         if not node.args or not isinstance(source := node.args[0], Node) or not _clamps_from_zero(prepared, node):
             continue
         observer = range_observer_at(prepared, source)
         if observer is None or not reaches_only(prepared, source, observer):
             continue
-        if _observes_clamped_alone(prepared, node, observer):
+        calls = {call for call in graph.find_nodes(op="call_module") if modules[str(call.target)] is observer}
+        # Beside the clamp's input, all that it observes is the clamp's output.
+        if calls <= {source, *observed_behind(prepared, node, observer)}:
             for behind in list(node.users):
                 behind.replace_all_uses_with(source)
                 graph.erase_node(behind)
             graph.erase_node(node)
     prepared.recompile()
-
-
-def _observes_clamped_alone(prepared: GraphModule, clamp: Node, observer: nn.Module) -> bool:
-    """Return whether all that an observer observes, beside the clamp's input, is the clamp's output."""
-    calls = {node for node in prepared.graph.nodes if observer_at(prepared, node) is observer}
-    return calls <= {clamp.args[0], *observed_behind(prepared, clamp, observer)}
 
 
 def make_clamps_contiguous(converted: GraphModule) -> None:
