@@ -79,6 +79,9 @@ def text_data(
             targets = {"tags": RaggedColumn(values_V % 5, offsets, -1, length)}
         elif "next_tokens" in task.targets:
             targets = {"next_tokens": RaggedColumn(values_V, offsets, -1, length)}
+        elif "targets" in task.targets:
+            num_outputs = len(task.target_names)  # type: ignore[attr-defined]  # of a regression
+            targets = {"targets": ArrayColumn(np.full((size, num_outputs), seed, np.float32))}
         ids = np.array([f"{name}/{row}" for row in range(size)])
         splits[name] = Split(ids, {"tokens": RaggedColumn(values_V, offsets, 0, length)}, targets)
     return Data(DatasetInfo("words", {"tokens": tokens}, task), splits, LoaderOptions(batch_size=16))

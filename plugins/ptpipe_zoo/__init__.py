@@ -195,11 +195,14 @@ def torchvision(config: TorchvisionConfig, ctx: Context, data: Data) -> Model:
         if not path.is_file():
             raise StageError(f"{path} was not found: a run downloads it before its first stage")
         published.verify(path, url)
+    builder_ref, module, inner = network.builder_ref, network.module, nets.unscaled(network.module)
     if path is not None:
         state, layers = weights.read_weights(path, ctx.notice, config.weights_entry), (network.stems, network.heads)
-        for notice in weights.load_weights(nets.unscaled(network.module), state, *layers, source=str(path)):
+        if weights.have_units(state, inner, network.heads):
+            builder_ref, module = nets.without_rescaling(builder_ref), inner
+        for notice in weights.load_weights(inner, state, *layers, source=str(path)):
             ctx.notice(notice)
-    return nets.make_model(network.builder_ref, network.module, data.info, ctx)
+    return nets.make_model(builder_ref, module, data.info, ctx)
 
 
 def _timm_fingerprint(config: TimmConfig) -> JSON:

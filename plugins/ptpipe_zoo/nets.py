@@ -111,6 +111,12 @@ def unscaled(network: nn.Module) -> nn.Module:
     return network.get_submodule("network") if isinstance(network, Rescaled) else network
 
 
+def without_rescaling(builder_ref: FunctionRef) -> FunctionRef:
+    """Return the function and arguments that build the network of `unscaled`."""
+    arguments = {name: value for name, value in builder_ref.arguments.items() if name not in ("scale", "shift")}
+    return FunctionRef(builder_ref.address, arguments)
+
+
 def rescaling(info: DatasetInfo) -> dict[str, Any]:
     """Return the arguments `scale` and `shift` of builders; none where outputs have no units."""
     task = info.task

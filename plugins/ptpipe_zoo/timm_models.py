@@ -24,7 +24,7 @@ from ptpipe_torch.errors import first_line
 from ptpipe_torch.torchvision_compat import torchvision
 from ptpipe_zoo import extras, hub, nets
 from ptpipe_zoo.config import TIMM_RESERVED
-from ptpipe_zoo.weights import load_weights, read_weights, unwrapped
+from ptpipe_zoo.weights import have_units, load_weights, read_weights, unwrapped
 
 if TYPE_CHECKING:
     from ptpipe_zoo.config import TimmConfig
@@ -113,6 +113,8 @@ def build_model(config: TimmConfig, ctx: Context, data: Data) -> Model:
         state, notices = unwrapped(
             read_weights(path, ctx.notice, config.weights_entry), network.state_dict(), str(path)
         )
+        if have_units(state, network, layers[1]):
+            builder_ref, module = nets.without_rescaling(builder_ref), network
         for notice in (*notices, *load_weights(network, _renamed(state, network), *layers, source=str(path))):
             ctx.notice(notice)
     return nets.make_model(builder_ref, module, data.info, ctx)

@@ -52,7 +52,11 @@ def classifier(  # by keyword: the arguments of a recipe
     if isinstance(network, models.MNASNet):
         network.__class__ = _mnasnet()
     adapt_channels(stem(network)[1], shape_CHW[0])
-    return Rescaled(network, scale, shift) if scale else network
+    if not scale:
+        return network
+    if isinstance(network, models.SqueezeNet):
+        network.classifier[2] = nn.Identity()  # a ReLU, above whose zero are only targets above their mean
+    return Rescaled(network, scale, shift)
 
 
 def list_classifiers() -> list[str]:

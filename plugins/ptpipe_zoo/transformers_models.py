@@ -163,8 +163,10 @@ def build_model(config: TransformersConfig, ctx: Context, data: Data) -> Model:
     reference = FunctionRef.to(transformers_network, **arguments)
     with _one_line_errors("this configuration"):
         network = nets.build_seeded(reference, ctx.seed)
-    if folder is not None:
-        _load(network.get_submodule("network"), arguments, folder, ctx)
+    if folder is not None and _load(network.get_submodule("network"), arguments, folder, ctx):
+        arguments = {name: value for name, value in arguments.items() if name not in ("scale", "shift")}
+        network.rescale = None  # its last layer was trained in the targets' own units
+        reference = FunctionRef.to(transformers_network, **arguments)
     if isinstance(network, TokenNetwork):
         with _one_line_errors(f"texts of {_tokens(data.info).max_length} tokens"):
             form = _fitting_form(network, data.info)
@@ -255,8 +257,8 @@ def _use_linear_layers(network: nn.Module) -> None:
             network.set_submodule(name, linear)
 
 
-def _load(network: nn.Module, arguments: Mapping[str, Any], folder: Path, ctx: Context) -> None:
-    """Copy the weights of a folder's safetensors files into the network, in place."""
+def _load(network: nn.Module, arguments: Mapping[str, Any], folder: Path, ctx: Context) -> bool:
+    """Copy the weights of a folder's safetensors files into the network, in place; return whether it has all."""
     with _one_line_errors(f"the weights in {folder}"), _offline(), seeded(ctx.seed):
         loaded, found = getattr(transformers(), _HEADS[arguments["head"]]).from_pretrained(
             folder,
@@ -278,6 +280,7 @@ def _load(network: nn.Module, arguments: Mapping[str, Any], folder: Path, ctx: C
         raise StageError(f"{folder} has no weights that fit {', '.join(wrong[:3])}{', ...' if len(wrong) > 3 else ''}")
     if fresh:
         ctx.notice(f"{folder} has no weights for {', '.join(fresh[:5])}: they are initialized")
+    return not fresh
 
 
 def _fitting_form(network: TokenNetwork, info: DatasetInfo) -> tuple[str, ...]:

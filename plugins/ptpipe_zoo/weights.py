@@ -22,6 +22,8 @@ from ptpipe_torch.runtime import warnings_silenced
 # DenseNet's published files have `norm.1`, but module names must no longer contain dots.
 _OLD_DENSENET = re.compile(r"(.*denselayer\d+\.(?:norm|relu|conv))\.([12]\..*)")
 _AUXILIARY = ("aux1.", "aux2.", "AuxLogits.", "aux_classifier.")
+_FACTOR = "rescale.scale"
+"""Of `nets.Rescaled`."""
 _COUNTER = ".num_batches_tracked"
 _STATISTICS = ("running_mean", "running_var")
 _COMPILED = "_orig_mod."
@@ -130,6 +132,18 @@ def load_weights(
     notices += [line for head in heads for line in _fit_head(state, own, head)]
     _load(network, state, source)
     return notices
+
+
+def have_units(weights: Mapping[str, torch.Tensor], network: nn.Module, heads: Iterable[str]) -> bool:
+    """Return whether a regression's weights return the units of its targets, in which they were trained elsewhere.
+
+    They have the network's last layers (`heads`), and no factor behind these: that is in weights which ptpipe saved.
+    """
+    own = network.state_dict()
+    state, _ = unwrapped(weights, own, "")
+    names = [f"{head}.weight" for head in heads]
+    has_heads = all(name in state and state[name].shape == own[name].shape for name in names)
+    return has_heads and not any(name.endswith(_FACTOR) for name in weights)
 
 
 def load_state(network: nn.Module, weights: Mapping[str, torch.Tensor], source: str) -> list[str]:

@@ -154,6 +154,46 @@ def test_published_weights_are_those_of_the_network_before_its_units(ctx, tmp_pa
     assert network.get_submodule("network.fc").weight.shape == (2, 512)
 
 
+@pytest.mark.parametrize("name", ["torchvision", "timm"])
+def test_weights_that_have_a_layer_for_the_targets_return_their_units_as_they_are(name, ctx, tmp_path):
+    """A network that was trained elsewhere on the same targets, to be quantized as it is."""
+    if name == "timm":
+        if extras.missing_extra("timm") is not None:
+            pytest.skip("needs ptpipe[timm]")
+        import timm as timm_library
+
+        own = timm_library.create_model("mobilenetv3_small_050", num_classes=2)
+        stage, config = timm, TimmConfig(name="mobilenetv3_small_050", weights_file=str(tmp_path / "own.pt"))
+    else:
+        own = torchvision_library().models.squeezenet1_1(num_classes=2)
+        stage, config = torchvision, TorchvisionConfig(name="squeezenet1_1", weights_file=str(tmp_path / "own.pt"))
+    torch.save(own.state_dict(), tmp_path / "own.pt")
+    network, images_NCHW = (
+        stage(config, ctx, data_of_prices((3, 32, 32), PRICES_NT)).build().eval(),
+        torch.randn(2, 3, 32, 32),
+    )
+    torch.testing.assert_close(network(images_NCHW), own.eval()(images_NCHW))
+
+
+def test_weights_that_ptpipe_saved_keep_their_units(ctx, tmp_path):
+    config, data = TorchvisionConfig(name="resnet18"), data_of_prices((3, 32, 32), PRICES_NT)
+    saved = torchvision(config, ctx, data).build().eval()
+    torch.save(saved.state_dict(), tmp_path / "saved.pt")
+    again = (
+        torchvision(config.model_copy(update={"weights_file": str(tmp_path / "saved.pt")}), ctx, data).build().eval()
+    )
+    images_NCHW = torch.randn(2, 3, 32, 32)
+    torch.testing.assert_close(again(images_NCHW), saved(images_NCHW))
+
+
+def test_squeezenet_predicts_below_the_mean_of_its_targets(ctx):
+    """Its last layer is a ReLU."""
+    network = torchvision(TorchvisionConfig(name="squeezenet1_1"), ctx, data_of_prices((3, 32, 32), PRICES_NT)).build()
+    outputs_NT = network.eval()(torch.randn(8, 3, 32, 32)).detach().numpy()
+    levels_NT = (outputs_NT - PRICES_NT.mean(0)) / PRICES_NT.std(0)
+    assert levels_NT.min() < -1e-3
+
+
 def test_a_network_of_pictures_learns_prices(ctx):
     data = data_of_prices((1, 8, 8), np.random.default_rng(2).normal(380_000, 150_000, (512, 1)))
     trained = train(TrainConfig(epochs=30, lr=0.02), ctx, small_cnn(SmallCnnConfig(width=4), ctx, data), data)

@@ -20,6 +20,7 @@ from ptpipe_torch import (
     LanguageModeling,
     Model,
     RaggedColumn,
+    Regression,
     Split,
     TokensInfo,
 )
@@ -203,6 +204,21 @@ def test_a_folder_is_loaded_and_its_head_is_replaced(ctx: Context, tmp_path: Pat
     assert notice == f"{folder} has no weights for classifier.bias, classifier.weight: they are initialized"
     digests = transformers_stage.fingerprint(TransformersConfig(folder=str(folder)))
     assert {"config.json", "model.safetensors"} == digests.keys()
+
+
+@pytest.mark.parametrize("num_labels", [2, 7])
+def test_a_regression_that_was_trained_elsewhere_returns_its_units(
+    num_labels: int, ctx: Context, tmp_path: Path
+) -> None:
+    """A head that is initialized here returns standard deviations, which are rescaled."""
+    task = Regression(target_names=("stars", "price"), mean=(3, 400), std=(1, 200))
+    folder = saved(tmp_path / "bert", num_labels=num_labels)
+    ours = transformers_stage(TransformersConfig(folder=str(folder)), ctx, text_data(task)).build().eval()
+    tokens_BL = tokens_of(3, 12, padded=12)
+    with torch.no_grad():
+        returned_BK = ours.network(input_ids=tokens_BL, attention_mask=(tokens_BL != 0).long()).logits
+        expected_BK = returned_BK if num_labels == 2 else returned_BK * torch.tensor([1, 200]) + torch.tensor([3, 400])
+        torch.testing.assert_close(ours(tokens_BL), expected_BK, rtol=1e-4, atol=1e-4)
 
 
 def test_transposed_weights_of_a_folder_are_loaded(ctx: Context, tmp_path: Path) -> None:
