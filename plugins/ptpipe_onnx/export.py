@@ -269,15 +269,9 @@ def _dynamic_graph(model: Model, opset: int) -> BuiltGraph:
     names = [name.rpartition(".")[0] for name in (*weights, *recurrent)]
     replace_layers(float_network, dict.fromkeys(names), copy.deepcopy)
     use_rounded_weights(float_network, stored)
-    layers = {name: float_network.get_submodule(name.removesuffix(".weight")) for name in weights}
     exported = _export(model, float_network, opset)
-    # The exporter gives a layer that has several names one of them.
-    found = {layer for name, layer in layers.items() if name in exported.graph.initializers}
-    weights = {
-        name: weight
-        for name, weight in weights.items()
-        if name in exported.graph.initializers or layers[name] not in found
-    }
+    # The exporter gives a layer that has several names one of them, and leaves out what no output depends on.
+    weights = {name: weight for name, weight in weights.items() if name in exported.graph.initializers}
     dynamic_passes.quantize_linear_layers(exported, weights)
     float_reasons = recurrent_passes.quantize_recurrent_layers(exported, recurrent)
     store_float_weights(torch_exporter.optimize(exported), stored)
