@@ -93,6 +93,32 @@ def test_a_right_network_passes_and_figures_are_reported(trained, digits, ctx, m
     assert metrics()["int8_parameters_fraction"] > 0.97
 
 
+class Deviation(nn.Module):
+    """The deviation of what weights of 0 or more leave, as of masked sets: no number where one is negative."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features, self.head = nn.Conv2d(1, 16, 3), nn.Linear(16, 10)
+
+    def forward(self, images_NCHW: torch.Tensor) -> torch.Tensor:
+        x_NCHW = self.features(images_NCHW)
+        weights_NCHW = images_NCHW[:, :, 1:-1, 1:-1] + 1.0
+        variance_NC = (x_NCHW.square() * weights_NCHW).sum((2, 3)) / weights_NCHW.sum((2, 3))
+        return self.head(torch.sqrt(variance_NC + 1e-6))
+
+
+@builder
+def deviation() -> nn.Module:
+    return Deviation()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_is_no_number_for_inputs_that_no_data_has_is_not_compared(digits, ctx, metrics, backend) -> None:
+    convert(ConvertConfig(), ctx, calibrated(make_model(deviation), digits, ctx, backend))
+    assert metrics()["max_difference_steps"] <= 1
+    assert metrics()["compared_layers"] >= 3
+
+
 @needs_fbgemm_fault
 def test_a_transposed_convolution_that_fbgemm_gets_wrong_is_found(ctx, monkeypatch, events) -> None:
     from ptpipe_quant import preparation
