@@ -1,8 +1,9 @@
 """Find the nodes that apply attention masks, which 8 bits can't hold.
 
 A mask is added to the scores of attention before their softmax: 0, or a number so low that its weight vanishes, such as
--65504 or the least of float32. ONNX Runtime's quantizer observes the sums like any tensor, and spreads 256 levels over
-a range of which the scores themselves are less than one.
+-65504 or the least of float32. Scores of actions that are not allowed are masked likewise, in front of an ArgMax. ONNX
+Runtime's quantizer observes the sums like any tensor, and spreads 256 levels over a range of which the scores
+themselves are less than one.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ _PASSES_ON |= {"Concat", "Slice", "Gather", "Tile", "Split"}
 
 
 def mask_nodes(graph: GraphProto) -> list[str]:
-    """Return the names of the nodes from a mask's constant to the softmax."""
+    """Return the names of the nodes from a mask's constant to the softmax, or whatever else reads masked scores."""
     masked = {tensor.name for tensor in graph.initializer if _is_mask(tensor)}
+    scores: set[str] = set()
     names = []
     for node in graph.node:  # in topological order
         if any(_is_mask(own.t) for own in node.attribute if own.HasField("t")):
@@ -39,8 +41,9 @@ def mask_nodes(graph: GraphProto) -> list[str]:
             continue
         if node.op_type in _PASSES_ON:
             masked.update(node.output)
+            scores.update(node.output)
             names.append(node.name)
-        elif node.op_type == "Softmax":
+        elif scores.intersection(node.input):  # a mask alone may be a bias, or the limit of a Clip
             names.append(node.name)
     return names
 

@@ -200,6 +200,28 @@ def test_a_mask_of_attention_stays_float(
     assert list(here.iterdir()) == [], "the tools write nothing into the working directory"
 
 
+def test_what_reads_masked_scores_stays_float(file_of, unlabeled, run_stage: Run, log) -> None:
+    """As of actions that a state does not allow: quantized with the mask, all other scores would be 0."""
+    arrays = {
+        "weight": np.random.default_rng(0).normal(0, 0.05, (10, 256)).astype(np.float32),
+        "is_allowed": np.array([[True] * 7 + [False] * 3]),
+        "low": np.float32(-1e8),
+    }
+    nodes = [
+        helper.make_node("Flatten", ["images"], ["flat"], "flatten"),
+        helper.make_node("Gemm", ["flat", "weight"], ["scores"], "scores", transB=1),
+        helper.make_node("Where", ["is_allowed", "scores", "low"], ["logits"], "masked"),
+        helper.make_node("ArgMax", ["logits"], ["chosen"], "choose", axis=1, keepdims=1),
+        helper.make_node("Cast", ["chosen"], ["features"], "cast", to=TensorProto.FLOAT),
+    ]
+    float_file = file_of(nodes, arrays, features=(1,))
+    images_NCHW = images_of(unlabeled)
+    expected_NK = logits(float_file, images_NCHW)[:, :7]
+    found_NK = logits(run_stage(quantize_onnx, float_file, unlabeled), images_NCHW)[:, :7]
+    assert np.abs(found_NK - expected_NK).max() < 0.05 * np.abs(expected_NK).max()
+    assert "attention masks: masked, choose" in log()
+
+
 def fixed_batch_file(path: Path, file: OnnxFile, batch_size: int) -> OnnxFile:
     """The file as another program would write it, for one batch size and without names of nodes."""
     content = onnx.load(file.path)
