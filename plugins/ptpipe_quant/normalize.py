@@ -173,6 +173,8 @@ class _Normalizer:
             self._replace(node, pad_with_input, arguments["pad"], arguments["mode"])
         elif node.target is torch.reshape and len(node.args) == 2:
             node.op, node.target = "call_method", "reshape"
+        elif node.target is torch.stack and isinstance(node.args[0], Node):
+            node.args = (self._parts(node.args[0], node), *node.args[1:])
         elif node.target in JOINS:
             joined: Any = node.args[0]
             tensors = self._parts(joined, node) if isinstance(joined, Node) else joined
@@ -180,7 +182,7 @@ class _Normalizer:
             node.args = ([tensor for tensor in tensors if not _is_empty(tensor)] or joined, *node.args[1:])
 
     def _parts(self, several: Node, before: Node) -> list[Node]:
-        """Take a tuple apart (`torch.cat(x.split(2))`): FX would observe it as if it were a tensor."""
+        """Take a tuple apart, of `torch.cat(x.split(2))`: FX would observe it as if it were a tensor."""
         parts = []
         with self.graph.graph.inserting_before(before):
             for number in range(several.meta.get(SEVERAL, 0)):
