@@ -16,7 +16,7 @@ from ptpipe_torch import Data, DatasetInfo, FunctionRef, Model, seeded
 from ptpipe_torch.errors import first_line
 from ptpipe_torch.model.example_inputs import copies, zeros
 from ptpipe_torch.model.outputs import describe, named_outputs, specs_of, tensors_of, with_outputs
-from ptpipe_torch.model.signature import Signature
+from ptpipe_torch.model.signature import BATCH, Signature, TensorSpec
 from ptpipe_torch.paths import find_path
 from ptpipe_torch.python_file import own_errors, seeded_everywhere
 from ptpipe_torch.random_outputs import random_draws
@@ -107,9 +107,40 @@ def _signature(
     calls = (inputs, [tensor[:1] for tensor in inputs])
     returned = [_returned(network, each, needed, file) for each in calls]
     try:
-        return with_outputs(needed, specs_of(returned, [len(each[0]) for each in calls]))
+        signature = with_outputs(needed, specs_of(returned, [len(each[0]) for each in calls]))
     except StageError as error:
         raise StageError(f"{maker}: {error}") from error
+    if any(_open_axes(spec) for spec in needed.inputs):
+        _refuse_open_outputs(network, inputs, signature, file, maker)
+    return signature
+
+
+def _open_axes(spec: TensorSpec) -> list[int]:
+    """Return the axes that may have any size, but the batch's: the length of tokens."""
+    return [axis for axis, size in enumerate(spec.shape) if isinstance(size, str) and size != BATCH]
+
+
+def _refuse_open_outputs(
+    network: nn.Module, inputs: Sequence[torch.Tensor], signature: Signature, file: Path, maker: str
+) -> None:
+    """Raise StageError where an output has another shape for inputs with a token less."""
+    names, shorter = [], []
+    for spec, tensor in zip(signature.inputs, inputs, strict=True):
+        axes = _open_axes(spec)
+        names += [spec.name] * bool(axes)
+        shorter.append(tensor[tuple(slice(max(1, size - (axis in axes))) for axis, size in enumerate(tensor.shape))])
+    try:
+        returned = _returned(network, shorter, signature, file)
+    except StageError:  # of one length
+        return
+    try:
+        named_outputs(returned, signature.outputs)
+    except StageError as error:
+        raise StageError(
+            f"{maker}: of shorter {', '.join(names)}, {error}: outputs of an unlabeled data set have fixed sizes. "
+            "Return a row for each sample, such as the mean over its tokens, or leave out `tokens` in the data stage: "
+            "then all samples have one length"
+        ) from error
 
 
 def _returned(network: nn.Module, inputs: Sequence[torch.Tensor], signature: Signature, file: Path) -> Any:

@@ -16,7 +16,7 @@ from torch import nn
 from ptpipe import IntegrityError, StageError
 from ptpipe.launching import FilesRead
 from ptpipe.testing import Bench
-from ptpipe_torch import Classification, Data, FunctionRef, Model, Recipe
+from ptpipe_torch import Classification, Data, FunctionRef, Model, Recipe, Split, Unlabeled
 from ptpipe_zoo import PythonModelConfig, python_model
 from ptpipe_zoo.weights import refuse_not_finite
 
@@ -174,6 +174,18 @@ def test_a_network_of_any_outputs_where_data_is_unlabeled(bench: Bench, unlabele
     assert {name: output.shape for name, output in outputs.items()} == {"boxes": (3, 4, 9), "embedding": (3, 5)}
     with pytest.raises(StageError, match=r"^mine.py: first_sample\(\): the network returns output of shape \(144,\)"):
         bench.run(python_model, {"file": "mine.py", "function": "first_sample"}, data=unlabeled)
+
+
+def test_unlabeled_texts_have_no_outputs_of_each_token(bench: Bench, mine: Path) -> None:
+    texts = text_data()
+    splits = {name: Split(split.ids, split.inputs, {}) for name, split in texts.splits.items()}
+    unlabeled = Data(replace(texts.info, task=Unlabeled()), splits)
+    mine.write_text(TEXTS)
+    model = bench.run(python_model, {"file": "mine.py", "function": "masked"}, data=unlabeled)
+    assert [spec.shape for spec in model.signature.outputs] == [("batch", 2)]
+    message = r"^mine.py: token_states\(\): of shorter tokens, .* fixed sizes. Return a row for each sample.*`tokens`"
+    with pytest.raises(StageError, match=message):
+        bench.run(python_model, {"file": "mine.py", "function": "token_states"}, data=unlabeled)
 
 
 def test_what_its_code_says_when_it_builds_is_shown_once(ctx: Any, make_data: Any, mine: Path, caplog: Any) -> None:
