@@ -41,9 +41,11 @@ def export_failure(error: BaseException, *, remedy: str = "", place: str = "") -
     """
     constant = _CONSTANT_AXIS.search(str(error))
     if constant is not None:
-        size, others = ("x.shape[0]", "does") if constant[1] == BATCH else ("x.shape[2]", "and torch.linspace do")
-        advice = f"write {size}{remedy and f', or {remedy}'}"
-        return f"it makes a constant of the size of the axis {constant[1]}, as int({size}) {others}: {advice}"
+        size, other, advice = "x.shape[2]", "torch.linspace", ""
+        if constant[1] == BATCH:
+            size, other, advice = "x.shape[0]", "torch.take_along_dim", ", and x.gather in its place"
+        advice = f"write {size}{advice}{remedy and f', or {remedy}'}"
+        return f"it makes a constant of the size of the axis {constant[1]}, as int({size}) and {other} do: {advice}"
     axis = _AXIS_DECIDES.search(str(error))
     if axis is not None:
         where = f"the axis {axis[1]}" if axis[1] else "an axis"

@@ -162,7 +162,11 @@ def test_nothing_is_printed_and_torch_is_left_as_it_was(
         ("x.reshape(2, -1)[:, :10]", "can't be exported to ONNX"),
         (
             "x.flatten(1)[torch.arange(int(x.shape[0])), :10]",
-            r"a constant of the size of the axis batch, as int\(x.shape\[0\]\) does: write x.shape\[0\]",
+            r"a constant of the size of the axis batch, as int\(x.shape\[0\]\) and torch.take_along_dim do: write x",
+        ),
+        (
+            "torch.take_along_dim(x.flatten(1), x.flatten(1)[:1, :10].long(), 1)",
+            r"and torch.take_along_dim do: write x.shape\[0\], and x.gather in its place",
         ),
         (
             "torch.cat(x.chunk((x.shape[0] + 127) // 128)).flatten(1)[:, :10]",

@@ -36,8 +36,8 @@ CONSTANT = ValueError("You marked batch as dynamic but your code specialized it 
         (caused(RuntimeError("outer"), caused(TypeError("middle"), KeyError("inner"))), "", "KeyError: 'inner'"),
         (ValueError(), "", "ValueError"),
         (ValueError("a\x1b[31mred"), "", "ValueError: a [31mred"),
-        (CONSTANT, "", "as int(x.shape[0]) does: write x.shape[0]"),
-        (CONSTANT, "set max_batch_size: 1", "does: write x.shape[0], or set max_batch_size: 1"),
+        (CONSTANT, "", "as int(x.shape[0]) and torch.take_along_dim do: write x.shape[0], and x.gather in its place"),
+        (CONSTANT, "set max_batch_size: 1", "write x.shape[0], and x.gather in its place, or set max_batch_size: 1"),
     ],
 )
 def test_why_an_export_failed(error: Exception, remedy: str, shown: str) -> None:
