@@ -41,6 +41,7 @@ _CLIPS = ("Relu", "Clip")
 def use_integer_kernels(model: ir.Model) -> None:
     """Apply all passes to a model in reference form, in place."""
     for apply in (
+        _read_shapes_of_integers,
         _clip_after_quantizing,
         _use_global_pooling,
         _skip_requantizing,
@@ -62,6 +63,24 @@ def output_steps(graph: ir.Graph) -> dict[str, float]:
         if (dequantize := producer(output, "DequantizeLinear")) is not None
     }
     return {name: float(grid.scale) for name, grid in grids.items() if grid is not None}
+
+
+def _read_shapes_of_integers(graph: ir.Graph) -> None:
+    """Let each Shape of a layer's float output read the integers: a further reader of the floats keeps the layer float.
+
+    torch.export reads a size from the first tensor that has it, which is in front of the quantize node.
+    """
+    for shape in nodes(graph, "Shape"):
+        value = source(shape)
+        while (activation := next(iter(_readers(value, *_CLIPS)), None)) is not None:
+            value = activation.outputs[0]
+        for quantize in _readers(value, "QuantizeLinear")[:1]:
+            shape.replace_input_with(0, quantize.outputs[0])
+    graph.sort()  # a quantize node may be behind what reads the size
+
+
+def _readers(value: ir.Value, *op_types: str) -> list[ir.Node]:
+    return [node for node in consumers(value) if node.op_type in op_types]
 
 
 def _clip_after_quantizing(graph: ir.Graph) -> None:

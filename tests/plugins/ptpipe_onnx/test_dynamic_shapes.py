@@ -5,7 +5,7 @@ Shape legend: N pictures, C channels, H height, W width, P places.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -214,17 +214,31 @@ class Pyramid(nn.Module):
         return x + F.interpolate(F.adaptive_avg_pool2d(x, 2), size=x.shape[2:])
 
 
+class TopDown(nn.Module):
+    """Enlarges maps to the size of a layer's own output, as a feature pyramid does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 8, 3, 2, 1), nn.Conv2d(8, 8, 3, 2, 1)
+        self.fine, self.coarse, self.head = nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 1), nn.Conv2d(8, 3, 3, padding=1)
+
+    def forward(self, images_NCHW: torch.Tensor) -> torch.Tensor:
+        first = torch.relu(self.first(images_NCHW))
+        fine, coarse = self.fine(first), self.coarse(torch.relu(self.second(first)))
+        return F.interpolate(self.head(fine + F.interpolate(coarse, size=fine.shape[2:])), images_NCHW.shape[2:])
+
+
 @builder
 def small_network(name: str) -> nn.Module:
-    return {"padding": Padding, "pyramid": Pyramid}[name]()
+    return {"padding": Padding, "pyramid": Pyramid, "top_down": TopDown}[name]()
 
 
-def with_any_width(name: str, data: Data, ctx: Context) -> Model:
+def with_any_width(name: str, data: Data, ctx: Context, shape: Sequence[int | str] = (3, 32, "width")) -> Model:
     with seeded(0):
         model = Model.from_module(
             Recipe(FunctionRef.to(small_network, name=name), data.info.signature), small_network(name)
         )
-    return dynamic_shapes(DynamicShapesConfig(inputs={"images": [3, 32, "width"]}), ctx, model)
+    return dynamic_shapes(DynamicShapesConfig(inputs={"images": list(shape)}), ctx, model)
 
 
 def test_sizes_below_zero_are_rounded_as_python_does(data: Data, tmp_path: Path) -> None:
@@ -235,6 +249,22 @@ def test_sizes_below_zero_are_rounded_as_python_does(data: Data, tmp_path: Path)
         for width in (40, 33, 31, 101):
             inputs = {"images": np.random.default_rng(0).normal(size=(2, 3, 32, width)).astype(np.float32)}
             np.testing.assert_allclose(predict(inputs)["logits"], expect(inputs)["logits"], atol=1e-5)
+
+
+def test_a_layer_whose_sizes_are_read_is_an_integer_kernel(data: Data, tmp_path: Path) -> None:
+    events: list[Event] = []
+    ctx = Context("net", "export.onnx", 7, tmp_path, _tell=events.append)
+    model = quantized(
+        with_any_width("top_down", data, ctx, (3, "4*height", "4*width")), data, ctx, supported_engines()[0], "static"
+    )
+    file = export_onnx(ExportConfig(num_samples=8), ctx, model, data)
+    (coverage,) = [event.value for event in events if isinstance(event, Metric) and event.name == "integer_coverage"]
+    assert coverage == "5 of 5 convolutions"
+    with file.with_exact_sums().predictor(1) as predict, model.predictor(1) as expect:
+        for width in (40, 32, 100):
+            inputs = {"images": np.random.default_rng(0).normal(size=(2, 3, 32, width)).astype(np.float32)}
+            found, expected = predict(inputs)["logits"], expect(inputs)["logits"]
+            assert np.abs(found - expected).max() <= 1.01 * np.diff(np.unique(expected)).min() + 1e-5
 
 
 def test_what_has_no_form_of_any_size_is_named(data: Data, tmp_path: Path) -> None:
