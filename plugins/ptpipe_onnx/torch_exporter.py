@@ -29,6 +29,7 @@ from ptpipe_onnx import cells, recurrent, translations
 from ptpipe_onnx.decompositions import decompose, decompose_each
 from ptpipe_onnx.embedding_bags import embedding_bag_replacements
 from ptpipe_onnx.graph import dropped_arrays_released, keep_outputs_inside, register_constants
+from ptpipe_onnx.kernels_of_samples import multiply_kernels_of_samples, without_products
 from ptpipe_onnx.layer_norms import use_layer_norms
 from ptpipe_onnx.program_passes import write_translatable
 from ptpipe_onnx.shape_pass import use_constant_shapes
@@ -61,11 +62,12 @@ def export(network: nn.Module, signature: Signature, opset: int) -> ir.Model:
     with _silent(), torch.no_grad(), _layers_replaced(network):
         program = _program(network, signature)
         _check_opset(network, signature, program, opset)
-        for node, reason in translations.without_form(program.graph):
+        for node, reason in (*translations.without_form(program.graph), *without_products(program.graph)):
             operator, place = _origin(network, signature, node)
             raise StageError(f"{_FAILED}: {reason.format(operator)}{place}. {_REMEDY}")
         names = exported_names(program, signature.outputs)
         try:
+            multiply_kernels_of_samples(program)
             write_translatable(program)
             use_layer_norms(program)
             decompose(program)

@@ -51,8 +51,8 @@ class OwnKernels(nn.Module):
     """A convolution behind another one, whose name in the exported graph it has in the quantized one."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        kernels = x.amax((2, 3)).reshape(-1, 1, 1, 1)
-        y = nn.functional.conv2d(x.reshape(1, -1, *x.shape[2:]), kernels, groups=len(x) * x.shape[1])
+        kernels = x.amax((2, 3)).reshape(-1, 1, 1)
+        y = nn.functional.conv1d(x.reshape(1, -1, x[0, 0].numel()), kernels, groups=len(x) * x.shape[1])
         return y.reshape(x.shape)
 
 
@@ -192,9 +192,8 @@ UNTRANSLATABLE = {
     "Rotation": "ptpipe_test.rotate has no ONNX form" + place("return rotate(x)") + NO_FORM,
     "FiveAxes": "aten.scaled_dot_product_attention can't be translated (AssertionError: only 4D query, key, and value "
     "are supported)" + place("return nn.functional.scaled_dot_product_attention(y, y, y).view(x.shape)") + NO_FORM,
-    "OwnKernels": "aten.conv2d can't be translated (TypeError: Unsupported attribute type: '<class "
-    "'torch.onnx._internal.exporter._tensors.SymbolicTensor'>')"
-    + place("y = nn.functional.conv2d(x.reshape(1, -1, *x.shape[2:]), kernels, groups=len(x) * x.shape[1])")
+    "OwnKernels": "aten.conv1d with a group for each sample has no ONNX form but for images of one size"
+    + place("y = nn.functional.conv1d(x.reshape(1, -1, x[0, 0].numel()), kernels, groups=len(x) * x.shape[1])")
     + NO_FORM,
     "Branch": "a branch, a loop or a size depends on values of tensors" + place("if x.mean() > 0:") + VALUES_DECIDE,
     "Count": "a branch, a loop or a size depends on values of tensors"
