@@ -18,6 +18,7 @@ from ptpipe_onnx.quantization.agreement import ConstantOutputError
 from ptpipe_onnx.quantization.calibration import CalibrationReader
 from ptpipe_onnx.quantization.clips import shared_clips
 from ptpipe_onnx.quantization.config import QuantizeOnnxConfig
+from ptpipe_onnx.quantization.coordinates import nodes_of_coordinates
 from ptpipe_onnx.quantization.float32 import in_float32
 from ptpipe_onnx.quantization.float_passes import float_parts
 from ptpipe_onnx.quantization.integers import nodes_of_integers
@@ -126,6 +127,7 @@ def _nodes_kept_float(config: QuantizeOnnxConfig, ctx: Context, content: ModelPr
         )
     if config.mode == "static":
         by_reason["they apply attention masks"] = mask_nodes(content.graph)
+        by_reason["their values grow with the size of the inputs"] = nodes_of_coordinates(content.graph)
         by_reason["integers are made of their values"] = nodes_of_integers(content.graph)
         by_reason["what they clip is read by others too"] = shared_clips(content.graph, config.format)
         if config.per_channel:
