@@ -8,7 +8,7 @@ import re
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager, redirect_stderr, suppress
 from dataclasses import dataclass
 from functools import partial
 from io import StringIO
@@ -26,6 +26,7 @@ from torch.utils._pytree import tree_leaves
 
 from ptpipe_torch import traced_hooks
 from ptpipe_torch.answering_builtins import Answer, answering_builtins
+from ptpipe_torch.equal_parts import EqualParts, counts_parts
 from ptpipe_torch.errors import makes_constant_of_size
 from ptpipe_torch.int8 import tracer
 from ptpipe_torch.int8.tracer import SOURCE_LINE
@@ -59,9 +60,9 @@ def export_program(
 ) -> ExportedProgram:
     """Call `torch.export.export` without the graph that it prints to stderr, and the warning, when it fails.
 
-    A network that makes a constant of a size is tried once more, see `whole_quotients`; one that keeps sizes from its
-    last call, without those. `asserts_assumptions`: the program asserts what it assumes of sizes, where torch.export
-    would refuse the network. Raises whatever torch.export raises.
+    A network that makes a constant of a size is tried once more, see `whole_quotients` and `equal_parts`; one that
+    keeps sizes from its last call, without those. `asserts_assumptions`: the program asserts what it assumes of
+    sizes, where torch.export would refuse the network. Raises whatever torch.export raises.
     """
     export = partial(_exported, network, inputs, dynamic_shapes, asserts_assumptions)
     try:
@@ -69,6 +70,9 @@ def export_program(
     except Exception as error:
         if forget_sizes(network, inputs):
             return export()
+        if counts_parts(error):
+            with suppress(Exception), EqualParts():
+                return export()
         if not makes_constant_of_size(error):
             raise
         with symbolic_quotients(network):

@@ -208,3 +208,35 @@ def test_a_branch_on_a_pictures_size_that_makes_a_difference_is_refused(
 ) -> None:
     with pytest.raises(Exception, match=r"Constraints violated"):
         export_sized(Applied(function).eval(), PICTURES)
+
+
+class OneEncoder(nn.Module):
+    """Computes on two signals at once, as networks of optical flow do, and takes the results apart."""
+
+    def __init__(self, take_apart: Callable[[torch.Tensor, int], tuple[torch.Tensor, ...]]) -> None:
+        super().__init__()
+        self.take_apart = take_apart
+
+    def forward(self, a_NL: torch.Tensor, b_NL: torch.Tensor) -> torch.Tensor:
+        first, second = self.take_apart(torch.cat([a_NL, b_NL]).tanh(), len(a_NL))
+        return first - 2 * second
+
+
+@pytest.mark.parametrize(
+    "take_apart",
+    [
+        lambda both, _num: both.chunk(2),
+        lambda both, _num: torch.chunk(both, chunks=2, dim=-2),
+        lambda both, num: both.split(num),
+        lambda both, num: torch.split(both, num, dim=0),
+        lambda both, num: torch.split(both, [num, num]),
+    ],
+)
+def test_a_batch_of_any_size_is_taken_apart(
+    take_apart: Callable[[torch.Tensor, int], tuple[torch.Tensor, ...]],
+) -> None:
+    network = OneEncoder(take_apart)
+    module = export_sized(network, [TensorSpec(name, "float32", (BATCH, 4)) for name in "ab"]).module()
+    for num in (1, 2, 5):
+        inputs = torch.randn(2, num, 4)
+        assert torch.equal(module(*inputs), network(*inputs))
