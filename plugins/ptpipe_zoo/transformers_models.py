@@ -165,7 +165,7 @@ def build_model(config: TransformersConfig, ctx: Context, data: Data) -> Model:
         network = nets.build_seeded(reference, ctx.seed)
     if folder is not None and _load(network.get_submodule("network"), arguments, folder, ctx):
         arguments = {name: value for name, value in arguments.items() if name not in ("scale", "shift")}
-        network.rescale = None  # its last layer was trained in the targets' own units
+        network.register_module("rescale", None)  # its last layer was trained in the targets' own units
         reference = FunctionRef.to(transformers_network, **arguments)
     if isinstance(network, TokenNetwork):
         with _one_line_errors(f"texts of {_tokens(data.info).max_length} tokens"):
