@@ -28,7 +28,7 @@ from ptpipe_onnx.graph import (
     replace,
     source,
 )
-from ptpipe_onnx.recurrent import GATE_ORDERS
+from ptpipe_onnx.recurrent_operators import GATE_ORDERS
 from ptpipe_onnx.weights import take_weight
 from ptpipe_torch.int8.layers import QuantizedWeight
 

@@ -35,7 +35,7 @@ from ptpipe_onnx.program_passes import write_translatable
 from ptpipe_onnx.shape_pass import use_constant_shapes
 from ptpipe_onnx.tensor_names import name_transposed_weights
 from ptpipe_torch import Signature, TensorSpec
-from ptpipe_torch.errors import export_failure, root_cause
+from ptpipe_torch.errors import depends_on_size, export_failure, makes_constant_of_size, root_cause
 from ptpipe_torch.model.outputs import exported_names
 from ptpipe_torch.runtime import loggers_limited
 from ptpipe_torch.sized_export import export_sized
@@ -116,6 +116,9 @@ def _program(network: nn.Module, signature: Signature) -> ExportedProgram:
         if scripted := [name for name, part in network.named_modules() if isinstance(part, torch.jit.ScriptModule)]:
             message = f"{scripted[0] or 'the network'} is TorchScript, which torch.export can't trace"
             raise StageError(f"{_FAILED}: {message}: take the module that was scripted") from error
+        is_of_size = makes_constant_of_size(error) or depends_on_size(error)
+        if is_of_size and (reason := recurrent.written_out(network)):
+            raise StageError(f"{_FAILED}: {reason}") from error
         place = place_of_error(network, error, __file__).in_parentheses
         raise StageError(f"{_FAILED}: {export_failure(error, place=place)}") from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import onnx
@@ -11,7 +12,7 @@ import torch
 from onnx import numpy_helper
 from torch import nn
 
-from ptpipe import Context
+from ptpipe import Context, StageError
 from ptpipe_onnx import graph
 from ptpipe_onnx.export import build_graph
 from ptpipe_torch import BATCH, Data, FunctionRef, Model, OnnxFile, Recipe, Signature, TensorSpec, builder
@@ -88,12 +89,13 @@ def arrays_of(file: OnnxFile) -> list[np.ndarray]:
 class Recurrent(nn.Module):
     """A recurrent layer with all that ONNX's has, called twice, and one that gets a state."""
 
-    def __init__(self, *, kind: str, batch_first: bool, bias: bool) -> None:
+    def __init__(self, kind: str, options: dict[str, Any]) -> None:
         super().__init__()
-        self.batch_first = batch_first
-        options = {"num_layers": 2, "batch_first": batch_first, "bidirectional": True, "bias": bias}
-        self.first, self.second = getattr(nn, kind)(6, 5, **options), getattr(nn, kind)(10, 5, **options)
-        self.inputs = nn.Linear(10, 6)
+        self.batch_first = options["batch_first"]
+        self.num_features = options.get("proj_size", 5)
+        options = {"num_layers": 2, "bidirectional": True, **options}
+        self.first, self.second = (getattr(nn, kind)(size, 5, **options) for size in (6, 2 * self.num_features))
+        self.inputs = nn.Linear(2 * self.num_features, 6)
 
     def forward(self, x_BLI: torch.Tensor) -> tuple[torch.Tensor, ...]:
         x = x_BLI if self.batch_first else x_BLI.transpose(0, 1)
@@ -105,32 +107,42 @@ class Recurrent(nn.Module):
 
 
 @builder
-def recurrent(*, kind: str, batch_first: bool, bias: bool) -> nn.Module:
-    return Recurrent(kind=kind, batch_first=batch_first, bias=bias)
+def recurrent(*, kind: str, options: dict[str, Any]) -> nn.Module:
+    return Recurrent(kind, options)
+
+
+def recurrent_model(kind: str, options: dict[str, Any]) -> Model:
+    with seeded(0):
+        network = recurrent(kind=kind, options=options)
+    assert isinstance(network, Recurrent)
+    outputs = [TensorSpec("y", "float32", (BATCH, "length", 2 * network.num_features))]
+    outputs.append(TensorSpec("hidden", "float32", (BATCH, 4, network.num_features)))
+    if kind == "LSTM":
+        outputs.append(TensorSpec("cell", "float32", (BATCH, 4, 5)))
+    signature = Signature((TensorSpec("x", "float32", (BATCH, "length", 6)),), tuple(outputs))
+    return Model.from_module(Recipe(FunctionRef.to(recurrent, kind=kind, options=options), signature), network)
 
 
 @pytest.mark.parametrize(
-    ("kind", "batch_first", "bias"),
-    [("LSTM", True, True), ("LSTM", False, False), ("GRU", True, True), ("GRU", False, False)],
+    ("kind", "options"),
+    [
+        *((kind, {"batch_first": True}) for kind in ("LSTM", "GRU", "RNN")),
+        *((kind, {"batch_first": False, "bias": False}) for kind in ("LSTM", "GRU", "RNN")),
+        ("RNN", {"batch_first": True, "nonlinearity": "relu"}),
+        ("LSTM", {"batch_first": True, "proj_size": 3}),
+        ("LSTM", {"batch_first": False, "bias": False, "proj_size": 3}),
+    ],
 )
-def test_recurrent_layers_of_every_kind(kind: str, batch_first: bool, bias: bool, tmp_path) -> None:
-    states = ("hidden", "cell") if kind == "LSTM" else ("hidden",)
-    signature = Signature(
-        (TensorSpec("x", "float32", (BATCH, "length", 6)),),
-        (
-            TensorSpec("y", "float32", (BATCH, "length", 10)),
-            *(TensorSpec(name, "float32", (BATCH, 4, 5)) for name in states),
-        ),
-    )
-    reference = FunctionRef.to(recurrent, kind=kind, batch_first=batch_first, bias=bias)
-    with seeded(0):
-        model = Model.from_module(Recipe(reference, signature), recurrent(**reference.arguments))
+def test_recurrent_layers_of_every_kind(kind: str, options: dict[str, Any], tmp_path) -> None:
+    model = recurrent_model(kind, options)
+    signature = model.signature
     built = build_graph(model, opset=18).model
     graph.set_shapes(built.graph, signature)
     graph.write(built, tmp_path / "model.onnx")
+    onnx.checker.check_model(tmp_path / "model.onnx", full_check=True)
     file = OnnxFile(tmp_path / "model.onnx", signature)
     with file.with_exact_sums().predictor(1) as onnx_predict, model.predictor(1) as torch_predict:
-        for shape in ((1, 1, 6), (3, 9, 6)):
+        for shape in ((1, 1, 6), (3, 9, 6), (2, 40, 6)):
             inputs = {"x": np.random.default_rng(0).normal(size=shape).astype(np.float32)}
             found, expected = onnx_predict(inputs), torch_predict(inputs)
             for name, array in expected.items():
@@ -170,6 +182,26 @@ def test_frames_are_halved_in_front_of_a_recurrent_layer(kind: str, tmp_path) ->
         for length in (1, 2, 3, 16, 17):
             inputs = {"x": np.random.default_rng(0).normal(size=(2, length, 6)).astype(np.float32)}
             np.testing.assert_allclose(onnx_predict(inputs)["y"], torch_predict(inputs)["y"], rtol=1e-4, atol=1e-5)
+
+
+class OwnLSTM(nn.LSTM):
+    """A subclass, whose forward pass may be any."""
+
+
+def test_what_may_compute_otherwise_is_refused_for_any_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch writes the steps of one length out, and its error is that a constant was made of the length."""
+    monkeypatch.setattr(nn, "LSTM", OwnLSTM)
+    signature = Signature(
+        (TensorSpec("x", "float32", (BATCH, "length", 6)),), (TensorSpec("y", "float32", (BATCH, 3)),)
+    )
+    reference = FunctionRef.to(keyword_spotter, kind="LSTM")
+    model = Model.from_module(Recipe(reference, signature), keyword_spotter(kind="LSTM"))
+    with pytest.raises(StageError) as raised:
+        build_graph(model, opset=18)
+    assert str(raised.value) == (
+        "this network can't be exported to ONNX: the steps of recurrent (OwnLSTM, float32) are written out, for one "
+        "length: only nn.LSTM, nn.GRU and nn.RNN themselves, of float32, take any"
+    )
 
 
 def test_exporting_leaves_the_network_as_it_was(models: dict[str, Model]) -> None:
