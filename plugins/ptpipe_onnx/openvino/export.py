@@ -27,6 +27,7 @@ from ptpipe_onnx.layer_norms import write_channel_norms_out
 from ptpipe_onnx.linear_pass import use_products
 from ptpipe_onnx.openvino.config import OpenVinoConfig
 from ptpipe_onnx.openvino.model import GRAPH, OpenVinoModel, errors_in_one_line, import_openvino
+from ptpipe_onnx.openvino.recurrent import use_float_weights
 from ptpipe_onnx.openvino.resizing import check_sizes, use_pillows
 from ptpipe_onnx.probes import rankings_named
 from ptpipe_onnx.quantization.agreement import PairedRows, paired_rows
@@ -68,7 +69,7 @@ def convert(config: OpenVinoConfig, ctx: Context, file: OnnxFile, data: Data) ->
 def _source(ctx: Context, file: OnnxFile) -> Path:
     """Return a file without what `export.onnx` writes for ONNX Runtime, and slows OpenVINO down."""
     model = ir.load(file.path)
-    undone = [write_channel_norms_out(model.graph)]
+    undone = [write_channel_norms_out(model.graph), use_float_weights(model.graph)]
     if file.precision.startswith("int8"):
         undoing = (
             use_products,

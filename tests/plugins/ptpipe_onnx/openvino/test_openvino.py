@@ -32,7 +32,6 @@ from ptpipe_torch import (
     OnnxFile,
     Recipe,
     Resizing,
-    Signature,
     TokensInfo,
     builder,
 )
@@ -119,12 +118,12 @@ def test_depthwise_convolutions_have_their_own_channels_again(exported, convert,
 
 
 class Recurrent(nn.Module):
-    """Two LSTM layers, which are float in static int8 networks, over the rows of an image."""
+    """Two recurrent layers, which are float in static int8 networks, over the rows of an image."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: str, options: dict[str, Any]) -> None:
         super().__init__()
-        self.stem, self.head = nn.Linear(16, 12), nn.Linear(16 * 40, 10)
-        self.recurrent = nn.LSTM(12, 40, num_layers=2, batch_first=True)
+        self.recurrent = getattr(nn, kind)(12, 40, num_layers=2, batch_first=True, **options)
+        self.stem, self.head = nn.Linear(16, 12), nn.Linear(16 * options.get("proj_size", 40), 10)
 
     def forward(self, images_NCHW: torch.Tensor) -> torch.Tensor:
         states_NLH, _ = self.recurrent(torch.relu(self.stem(images_NCHW.squeeze(1))))
@@ -132,21 +131,37 @@ class Recurrent(nn.Module):
 
 
 @builder
-def recurrent() -> nn.Module:
-    return Recurrent()
+def recurrent(kind: str, options: dict[str, Any]) -> nn.Module:
+    return Recurrent(kind, options)
 
 
-def test_what_openvino_cannot_compile_is_an_error_of_one_line(convert, digits, tmp_path) -> None:
-    """OpenVINO takes no weights of recurrent layers that are stored as int8, unless there is but one layer."""
-    ctx = Context("int8", "quant", 7, tmp_path)
-    signature = Signature(digits.info.signature.inputs, digits.info.signature.outputs)
+def recurrent_file(kind: str, options: dict[str, Any], digits: Data, folder: Path) -> OnnxFile:
+    """A static int8 file whose recurrent layers are float, with weights that are stored as int8."""
+    ctx = Context("int8", "quant", 7, folder)
+    reference = FunctionRef.to(recurrent, kind=kind, options=options)
     with seeded(0):
-        model = Model.from_module(Recipe(FunctionRef.to(recurrent), signature), recurrent())
+        model = Model.from_module(Recipe(reference, digits.info.signature), recurrent(**reference.arguments))
     prepared = prepare(PrepareConfig.model_validate({"reduce_range": NARROW}), ctx, model)
     int8 = quantize(ConvertConfig(), ctx, calibrate(CalibrateConfig(), ctx, prepared, digits).model)
-    file = export_onnx(ExportConfig(), ctx, int8, digits)
-    with pytest.raises(StageError, match=r"^OpenVINO can't run the model: LSTMSequence .* expects Constant"):
-        convert(file)
+    return export_onnx(ExportConfig(), ctx, int8, digits)
+
+
+@pytest.mark.parametrize(("kind", "options"), [("LSTM", {}), ("GRU", {}), ("RNN", {}), ("LSTM", {"proj_size": 8})])
+def test_recurrent_layers_of_int8_files(kind, options, convert, digits, tmp_path) -> None:
+    """OpenVINO takes no weights of recurrent layers that are stored as int8."""
+    file = recurrent_file(kind, options, digits, tmp_path)
+    model = convert(file)
+    assert model.format == "openvino int8"
+    assert not (tmp_path / "source.onnx").exists()
+
+
+def test_what_openvino_cannot_read_is_an_error_of_one_line(files, convert, tmp_path) -> None:
+    path = tmp_path / "unknown.onnx"
+    content = onnx.load(files["float32"].path)
+    next(node for node in content.graph.node if node.op_type == "Relu").domain = "com.example"
+    onnx.save(content, path)
+    with pytest.raises(StageError, match=r"^OpenVINO can't convert unknown\.onnx: .*com\.example.*$"):
+        convert(OnnxFile(path, files["float32"].signature, "float32"))
 
 
 def test_save_and_load(files, convert, digits, tmp_path) -> None:
