@@ -21,7 +21,7 @@ from ptpipe_onnx.constant_tensors import evaluate_constants
 from ptpipe_onnx.writes_in_place import is_without_effect, write_out_of_place
 from ptpipe_torch.torch_export import insert_call, name_outputs
 
-_TRANSPOSED = {
+TRANSPOSED_CONVOLUTIONS = {
     torch.ops.aten.conv_transpose1d.default: 1,
     torch.ops.aten.conv_transpose2d.input: 2,
     torch.ops.aten.conv_transpose3d.input: 3,
@@ -125,7 +125,7 @@ def _write_with_form(node: Node) -> None:
     """Write an operator as one that has a form, where it is one of those above."""
     if node.target is torch.ops.aten.batch_norm.default:
         _fix_statistics(node)
-    elif node.target in _TRANSPOSED:
+    elif node.target in TRANSPOSED_CONVOLUTIONS:
         _write_convolution(node)
     elif node.target in _CONVERSIONS:
         _convert(node)
@@ -152,7 +152,7 @@ def _fix_statistics(node: Node) -> None:
 def _write_convolution(node: Node) -> None:
     """Replace a transposed convolution by the general operator."""
     target: Any = node.target
-    num_axes = _TRANSPOSED[target]
+    num_axes = TRANSPOSED_CONVOLUTIONS[target]
     if node.meta["val"].dim() != num_axes + 2:  # of one sample without its axis
         return
     defaults: list[Any] = [None, [1] * num_axes, [0] * num_axes, [0] * num_axes, 1, [1] * num_axes]

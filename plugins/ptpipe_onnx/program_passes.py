@@ -9,7 +9,9 @@ import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind
 from torch.fx import Node
+from torch.fx.node import map_arg
 
+from ptpipe_onnx.decompositions import TRANSPOSED_CONVOLUTIONS
 from ptpipe_torch.torch_export import insert_call, name_outputs
 
 
@@ -22,6 +24,7 @@ def write_translatable(program: ExportedProgram) -> None:
     _write_views_as_views(program)
     _expand_copied(program)
     _floor_negative_sizes(program)
+    _crop_transposed_convolutions(program)
     program.graph_module.recompile()
 
 
@@ -125,3 +128,31 @@ def _floor_negative_sizes(program: ExportedProgram) -> None:
         with graph.inserting_before(division):
             rest = insert_call(graph, operator.mod, size, divisor)
             division.args = (insert_call(graph, operator.sub, size, rest), divisor)
+
+
+def _crop_transposed_convolutions(program: ExportedProgram) -> None:
+    """Enlarge by most what is enlarged by a number that depends on sizes (`output_size`), in place, and crop it.
+
+    ONNX's number is a constant. What is behind the last place does not change those before it.
+    """
+    aten, graph = torch.ops.aten, program.graph_module.graph
+    for target, num_axes in TRANSPOSED_CONVOLUTIONS.items():
+        for node in graph.find_nodes(op="call_function", target=target):
+            given: Any = dict(enumerate(node.args))
+            wanted = given.get(5, [])
+            if not any(isinstance(number, Node) for number in wanted):
+                continue
+            strides, dilations = (given.get(place, [1] * num_axes) for place in (3, 7))
+            most = [max(stride, dilation) - 1 for stride, dilation in zip(strides, dilations, strict=True)]
+            readers = list(node.users)
+            node.update_arg(5, most)
+            node.meta["val"] = target(*map_arg(node.args, lambda value: value.meta["val"]))
+            cropped, first = node, node.meta["val"].dim() - num_axes
+            with graph.inserting_before(node.next):
+                for axis, (number, largest) in enumerate(zip(wanted, most, strict=True), first):
+                    size = insert_call(graph, aten.sym_size.int, node, axis)
+                    end = insert_call(graph, operator.add, insert_call(graph, operator.sub, size, largest), number)
+                    cropped = insert_call(graph, aten.slice.Tensor, cropped, axis, 0, end)
+            for reader in readers:
+                reader.replace_input_with(node, cropped)
+    name_outputs(program)

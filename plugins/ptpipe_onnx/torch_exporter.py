@@ -83,7 +83,7 @@ def export(network: nn.Module, signature: Signature, opset: int) -> ir.Model:
                     custom_translation_table={
                         **recurrent.translations(),
                         **cells.translations(),
-                        **translations.translations(),
+                        **translations.translations(program.graph),
                     },
                 )
         except Exception as error:  # of any step
@@ -130,7 +130,8 @@ def _untranslated(network: nn.Module, signature: Signature, error: Exception) ->
         return StageError(f"{_FAILED}: {export_failure(error)}")
     operator, place = _origin(network, signature, node)
     has_form = not isinstance(root_cause(error), DispatchError)
-    reason = f"can't be translated ({export_failure(error)})" if has_form else "has no ONNX form"
+    of_what = " for complex numbers" if any(map(_is_complex, (node, *node.all_input_nodes))) else ""
+    reason = f"can't be translated ({export_failure(error)})" if has_form else f"has no ONNX form{of_what}"
     return StageError(f"{_FAILED}: {operator} {reason}{place}. {_REMEDY}")
 
 

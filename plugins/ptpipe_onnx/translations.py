@@ -17,14 +17,19 @@ from torch.fx import Graph, Node
 
 _LAST = np.iinfo(np.int64).max
 _MAX_POOLS = tuple(getattr(torch.ops.aten, f"adaptive_max_pool{number}d").default for number in (1, 2, 3))
-_POOLS = (*_MAX_POOLS, *(getattr(torch.ops.aten, f"adaptive_avg_pool{number}d").default for number in (1, 2, 3)))
+_AVERAGE_POOLS = tuple(getattr(torch.ops.aten, f"adaptive_avg_pool{number}d").default for number in (1, 2, 3))
 
 
-def translations() -> Mapping[Callable[..., Any], Callable[..., Any]]:
-    """Return what the exporter makes of the operators in this module."""
+def translations(graph: Graph) -> Mapping[Callable[..., Any], Callable[..., Any]]:
+    """Return what the exporter makes of the operators in this module.
+
+    `graph`: to translate. Of fixed sizes, torch's exporter has quicker forms for averages of sequences and pictures.
+    """
     aten = torch.ops.aten
+    pools = [node for node in graph.nodes if node.target in _AVERAGE_POOLS]
+    is_open = any(isinstance(size, torch.SymInt) for pool in pools for size in pool.args[0].meta["val"].shape[2:])
     return {
-        aten.adaptive_avg_pool3d.default: _adaptive_avg_pool,
+        **dict.fromkeys(_AVERAGE_POOLS if is_open else _AVERAGE_POOLS[2:], _adaptive_avg_pool),
         **dict.fromkeys(_MAX_POOLS, _adaptive_max_pool),
         aten.cdist.default: _distances,
         aten.hypot.default: _hypot,
@@ -33,24 +38,28 @@ def translations() -> Mapping[Callable[..., Any], Callable[..., Any]]:
         aten.logcumsumexp.default: _logcumsumexp,
         aten.median.dim: _median,
         aten.rrelu.default: _rrelu,
+        aten.unfold_backward.default: _overlap_added,
     }
 
 
 def without_form(graph: Graph) -> Iterator[tuple[Node, str]]:
     """Yield the operators that have a form, but not as they are called, and what has none.
 
-    Positions of maxima, and windows whose sizes depend on that of an axis that may have any.
+    Positions of maxima, and as many windows along an axis as depends on sizes, unless it is all of its places.
     """
     for node in graph.nodes:
         if node.target in _MAX_POOLS and any(result.args[1] == 1 and result.users for result in node.users):
             yield node, "the positions that {} returns have no ONNX form"
-        if node.target in _POOLS and _pools_any_size(*node.args):
-            yield node, "{} of an axis of any size has no ONNX form but for one output"
+        if node.target in (*_MAX_POOLS, *_AVERAGE_POOLS) and not _has_fixed_windows(*node.args):
+            yield node, "{} to a size that depends on another one has no ONNX form"
 
 
-def _pools_any_size(source: Any, sizes: Any) -> bool:
-    pooled = source.meta["val"].shape[-len(sizes) :]
-    return any(isinstance(size, torch.SymInt) and number != 1 for size, number in zip(pooled, sizes, strict=True))
+def _has_fixed_windows(source: Any, sizes: Any) -> bool:
+    given = source.meta["val"].shape[-len(sizes) :]
+    return all(
+        isinstance(wanted, int) or wanted.meta["val"].node.expr == size.node.expr
+        for size, wanted in zip(given, sizes, strict=True)
+    )
 
 
 def _unfold(
@@ -93,24 +102,40 @@ def _adaptive_avg_pool(x: Any, output_size: Sequence[int]) -> Any:
 
 
 def _kernel(x: Any, output_size: Sequence[int]) -> list[int] | None:
-    """Return the kernel of a pooling whose windows do not overlap; None where sizes are no multiples."""
+    """Return the kernel of a pooling whose windows do not overlap; None where sizes are no multiples, or not known."""
     sizes = x.shape[-len(output_size) :]
-    if any(given % wanted for given, wanted in zip(sizes, output_size, strict=True)):
+    if any(not isinstance(given, int) or given % wanted for given, wanted in zip(sizes, output_size, strict=True)):
         return None
     return [given // wanted for given, wanted in zip(sizes, output_size, strict=True)]
 
 
-def _reduced_by_axis(x: Any, output_size: Sequence[int], reduce: Any) -> Any:
+def _reduced_by_axis(x: Any, output_size: Sequence[Any], reduce: Any) -> Any:
     """Return what `reduce` makes of each window, one axis after the other."""
     from onnxscript import opset18 as op
 
     rank, sizes = len(x.shape), x.shape[-len(output_size) :]
     for axis, given, wanted in zip(range(rank - len(sizes), rank), sizes, output_size, strict=True):
-        ends = [(place * given // wanted, -(-(place + 1) * given // wanted)) for place in range(wanted)]
-        windows = (op.Slice(x, _numbers(start), _numbers(end), _numbers(axis)) for start, end in ends)
+        if not isinstance(wanted, int):  # of each place, see `without_form`
+            continue
+        if isinstance(given, int):
+            ends = [(place * given // wanted, -(-(place + 1) * given // wanted)) for place in range(wanted)]
+            bounds = [(_numbers(start), _numbers(end)) for start, end in ends]
+        else:
+            bounds = _bounds(op.Shape(x, start=axis, end=axis + 1), wanted)
+        windows = (op.Slice(x, start, end, _numbers(axis)) for start, end in bounds)
         parts = [reduce(window, _numbers(axis), keepdims=1) for window in windows]
         x = parts[0] if len(parts) == 1 else op.Concat(*parts, axis=axis)
     return x
+
+
+def _bounds(size: Any, wanted: int) -> list[tuple[Any, Any]]:
+    """Return where each window of an axis of any size begins and ends."""
+    from onnxscript import opset18 as op
+
+    numbers, last = _numbers(wanted), _numbers(wanted - 1)
+    starts = [op.Div(op.Mul(size, _numbers(place)), numbers) for place in range(wanted)]
+    ends = [op.Div(op.Add(op.Mul(size, _numbers(place)), last), numbers) for place in range(1, wanted + 1)]
+    return list(zip(starts, ends, strict=True))
 
 
 def _kthvalue(x: Any, k: int, dim: int = -1, keepdim: bool = False) -> Any:
@@ -183,6 +208,24 @@ def _sum_of_exponentials(dtype: ir.DataType, rank: int) -> ir.Graph:
     sums = [tape.op("Add", [high, tape.op("Log", [tape.op("Add", [unit, tape.op("Exp", [below])])])])]
     sums.append(tape.op("Identity", sums))
     return ir.Graph([one, other], sums, nodes=tape.nodes, name="sum_of_exponentials")
+
+
+def _overlap_added(windows: Any, input_sizes: Sequence[Any], dim: int, size: int, step: int) -> Any:
+    """Return (N, T) for windows (N, L, K), one each `step` places: what `torch.istft` ends with.
+
+    torch's exporter adds them at positions of int32, which ONNX Runtime does not read.
+    """
+    from onnxscript import opset18 as op
+
+    assert dim == 1, dim
+    assert len(windows.shape) == 3, windows.shape
+    length = input_sizes[1]
+    last = _numbers(length) if isinstance(length, int) else op.Reshape(length, _numbers(1))
+    options = {"strides": [1, step]}
+    added = op.Col2Im(
+        op.Transpose(windows, perm=[0, 2, 1]), op.Concat(_numbers(1), last, axis=0), _numbers(1, size), **options
+    )
+    return op.Squeeze(added, _numbers(1, 2))
 
 
 def _numbers(*values: int) -> Any:

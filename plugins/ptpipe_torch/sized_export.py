@@ -158,7 +158,10 @@ class _Assumption:
                 yield named
 
     def _is_true(self, numbers: Mapping[str, int]) -> bool:
-        return bool(self.holds(*(int(numbers[name] * factor) for name, factor in self.sizes)))
+        try:
+            return bool(self.holds(*(int(numbers[name] * factor) for name, factor in self.sizes)))
+        except ZeroDivisionError:  # of a remainder, where an axis that follows from these has no place
+            return False
 
 
 def _assumptions(program: ExportedProgram, inputs: Sequence[TensorSpec]) -> list[_Assumption]:

@@ -84,11 +84,13 @@ def _exported(
 ) -> ExportedProgram:
     from torch._dynamo import trace_rules  # takes a second
 
+    from ptpipe_torch.symbolic_sizes import SymbolicSizes  # so does that
+
     trace_rules.is_builtin_callable(len)  # fills a table of built-in functions, before one of them is another
     printed, graph = StringIO(), ""
     try:
         lengths = answering_builtins(("len",), torch.Tensor, _first_size, (TORCH_FOLDER,))
-        with loggers_limited([_SHAPES_LOGGER]), redirect_stderr(printed), lengths, _masks_used():
+        with loggers_limited([_SHAPES_LOGGER]), redirect_stderr(printed), lengths, _masks_used(), SymbolicSizes():
             return torch.export.export(
                 network,
                 tuple(inputs),
