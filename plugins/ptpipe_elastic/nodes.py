@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -59,6 +59,9 @@ _SEEN_LATE_S = 10.0
 _WHOLE = (ExitCode.DONE, ExitCode.REFUSED, ExitCode.UNDECIDED)
 """Of runs that came to their end: node 0 of any other has to come again."""
 _MAX_BYTES = 1 << 20
+
+_Identity: TypeAlias = tuple[int, int, int]
+"""Device, inode and time of a file: each announcement is another file."""
 
 Digest = Annotated[str, Field(pattern=r"\A[0-9a-f]{64}\z")]
 
@@ -208,14 +211,14 @@ class Follower:
         """
         self.plan.vocabulary.manager.register(LocalLauncher(self.plan.vocabulary, self.store))
         file = _file(self.plan, self.store)
+        left = _left_by_earlier_run(file)
         begin_ns = _now_ns(file)
         begin = time.monotonic()
         done, has_met, may_be_late = 0, False, True
         self._log("is waiting for node 0")
         while True:
             is_led = _is_locked(file.with_suffix(".lock"))
-            # Before node 0 was seen, the file may be that of an earlier run.
-            announcement = _read(file, newer_than_ns=0 if has_met else begin_ns)
+            announcement = _read(file, but=left)
             if announcement and announcement.state == "ended":
                 return self._end(announcement)
             if is_led and not has_met:
@@ -302,8 +305,24 @@ def _file(plan: Plan, store: Store) -> Path:
     return store.root / "locks" / f"nodes-{digest[:16]}.json"
 
 
-def _read(file: Path, newer_than_ns: int) -> Announcement | None:
-    """Return the announcement; None where there is no newer one, or it can't be read now.
+def _left_by_earlier_run(file: Path) -> _Identity | None:
+    """Return which announcement an earlier run has left; None where there is none, or node 0 leads already.
+
+    Not by its time: clocks are set back, and a slow disk or NFS shows what node 0 writes well after its lock.
+    """
+    left = _identity(file.lstat()) if file.exists() else None
+    if not _is_locked(file.with_suffix(".lock")):
+        return left
+    time.sleep(_POLL_S)  # it may be about to write its first one
+    return None
+
+
+def _identity(status: os.stat_result) -> _Identity:
+    return status.st_dev, status.st_ino, status.st_mtime_ns
+
+
+def _read(file: Path, but: _Identity | None = None, newer_than_ns: int = 0) -> Announcement | None:
+    """Return the announcement; None where there is none but that one, no newer one, or it can't be read now.
 
     Raises StageError where the file is not what node 0 writes: a link, a huge file, any other content.
     """
@@ -316,7 +335,7 @@ def _read(file: Path, newer_than_ns: int) -> Announcement | None:
         return None
     with os.fdopen(descriptor, "rb") as stream:
         found = os.fstat(descriptor)
-        if found.st_mtime_ns <= newer_than_ns:
+        if found.st_mtime_ns <= newer_than_ns or _identity(found) == but:
             return None
         try:
             content = stream.read(_MAX_BYTES + 1) if stat.S_ISREG(found.st_mode) else b""

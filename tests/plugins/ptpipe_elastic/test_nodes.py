@@ -14,10 +14,10 @@ from types import SimpleNamespace
 import pytest
 
 from ptpipe import Event, ExitCode, LogLine, ManifestError, Notice, Problem, RunFinished, StageError, UsageError
-from ptpipe.launching import Call, Nodes, StoredInput
+from ptpipe.launching import Call, Nodes, StoredInput, exclusive_lock
 from ptpipe.plan.bind import Plan
 from ptpipe.store.store import Store
-from ptpipe_elastic.nodes import Follower, Leader, _file, _read, lead, nodes_of_environment
+from ptpipe_elastic.nodes import Announcement, Follower, Leader, _file, _read, lead, nodes_of_environment
 
 STAGES = """
 single: {uses: pair.make}
@@ -282,6 +282,31 @@ def test_how_an_earlier_run_ended_counts_for_nothing(cluster: Cluster) -> None:
     assert following.thread.is_alive()
     with leader.leading():
         end(leader, following)
+
+
+def test_how_an_earlier_run_ended_counts_for_nothing_before_node_0_announces(cluster: Cluster) -> None:
+    """It leads as soon as it holds the lock, and a slow disk or NFS shows its first announcement later."""
+    earlier, leader = cluster.leader(), cluster.leader()
+    with earlier.leading():
+        earlier.end(ExitCode.FAILED)
+    following = cluster.follow()
+    with exclusive_lock(cluster.file.with_suffix(".lock")):
+        time.sleep(1)
+        assert following.thread.is_alive(), following.ending
+        with leader.announced(cluster.call("one")):
+            following.waits_for(lambda: len(cluster.calls(following)) == 1)
+        end(leader, following)
+
+
+def test_a_clock_that_is_set_back_hides_no_node_0(cluster: Cluster) -> None:
+    """It came and went between two looks, an hour before this node began by the shared folder's clock."""
+    cluster.file.write_text(Announcement(calls=0).model_dump_json(), encoding="utf-8")
+    following = cluster.follow()
+    written = cluster.file.with_name("written")
+    written.write_text(Announcement(state="ended", calls=0).model_dump_json(), encoding="utf-8")
+    os.utime(written, (time.time() - 3600,) * 2)
+    written.rename(cluster.file)
+    assert following.end() is ExitCode.DONE
 
 
 def test_what_an_earlier_run_announced_counts_for_nothing(cluster: Cluster) -> None:
