@@ -21,9 +21,9 @@ from torch import nn
 from ptpipe import StageError, nearest
 from ptpipe_torch import Batch, Data, Model, Task
 from ptpipe_torch.memory_format import to_channels_last
-from ptpipe_torch.model.outputs import named_outputs
 from ptpipe_train.config import Distillation
 from ptpipe_train.device import DeviceSettings, first_batch
+from ptpipe_train.losses import float_outputs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -169,7 +169,7 @@ class DistillationLoss:
         with torch.no_grad(), self._settings.autocast():
             returned = self._teacher(*self._inputs(batch))
         if options.weight:
-            teacher_outputs = named_outputs(returned, task.outputs)
+            teacher_outputs = float_outputs(returned, task.outputs)
             soft_B = task.teacher_losses(outputs, teacher_outputs, batch.targets, options.temperature)
             losses_B = (1 - options.weight) * losses_B + options.weight * soft_B
         if options.features:

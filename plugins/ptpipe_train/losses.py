@@ -5,12 +5,25 @@ So no step waits for a number.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
 from ptpipe import StageError
+from ptpipe_torch import TensorSpec
+from ptpipe_torch.model.outputs import named_outputs
+
+_COARSE = (torch.bfloat16, torch.float16)
+
+
+def float_outputs(returned: Any, specs: Sequence[TensorSpec]) -> dict[str, torch.Tensor]:
+    """Return `named_outputs`, in float32 where autocast computed them in bf16 or fp16.
+
+    The loss of a plugin's task would be as coarse.
+    """
+    named = named_outputs(returned, specs)
+    return {name: output.float() if output.dtype in _COARSE else output for name, output in named.items()}
 
 
 def backward(loss: torch.Tensor) -> None:

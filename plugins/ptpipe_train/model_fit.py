@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -13,16 +14,19 @@ from ptpipe_torch.distributed.worker_group import WorkerGroup
 from ptpipe_torch.model.outputs import named_outputs
 from ptpipe_torch.model.signature import describe_meanings
 from ptpipe_torch.runtime import seeded
-from ptpipe_torch.task.own_task import NUM_SAMPLES, check_own_task, is_builtin
+from ptpipe_torch.task.own_task import NUM_SAMPLES, check_own_task, depends_on_batch, has_own_loss, is_builtin
 from ptpipe_train.device import first_batch
 from ptpipe_train.evaluation import state_restored
 from ptpipe_train.parallel.strategy import TrainingInputs
+from ptpipe_train.steps import StepPlan
 
 
 def check_pipelined(mode: str, signature: Signature) -> None:
-    """Raise StageError where a pipeline can't pass the inputs on: its schedule has one tensor, of one shape."""
+    """Raise StageError where a pipeline can't pass values on: its schedule has one tensor, of one shape."""
     if len(signature.inputs) > 1:
         raise StageError(f"parallel mode {mode} takes networks of one input, not of {signature}")
+    if len(signature.outputs) > 1:
+        raise StageError(f"parallel mode {mode} takes networks of one output, not of {signature}")
     (spec,) = signature.inputs
     if spec.symbols:
         raise StageError(
@@ -31,15 +35,28 @@ def check_pipelined(mode: str, signature: Signature) -> None:
         )
 
 
-def check_task(inputs: TrainingInputs) -> None:
-    """Raise StageError where a plugin's task returns something unusable of what the network returns for few samples."""
-    task, settings = inputs.data.info.task, replace(inputs.settings, device=torch.device("cpu"))
-    if is_builtin(task):
-        return
+def check_task(inputs: TrainingInputs, plan: StepPlan) -> None:
+    """Raise StageError where a plugin's task returns something unusable of what the network returns for few samples.
+
+    Give a notice where a loss of the user's own compares samples that are in different forward passes.
+    """
+    task, num_passes = inputs.data.info.task, plan.accumulate * inputs.options.passes_per_batch
+    if not is_builtin(task):
+        check_own_task(task, *_few_samples(inputs), is_trained=True)
+    if num_passes > 1 and has_own_loss(task) and depends_on_batch(task, *_few_samples(inputs)):
+        inputs.ctx.notice(
+            "the loss of a sample depends on the other samples of its batch, of which a forward pass has "
+            f"{plan.window // num_passes}, because a step of {plan.window} is divided into {num_passes}: the result is "
+            "not that of a step in one pass"
+        )
+
+
+def _few_samples(inputs: TrainingInputs) -> tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]]:
+    """Return outputs and targets of the first samples of train."""
+    settings = replace(inputs.settings, device=torch.device("cpu"))
     batch = first_batch(inputs.data, settings, NUM_SAMPLES)
     with seeded(0), state_restored(inputs.module), torch.no_grad():
-        outputs = named_outputs(inputs.module(*batch.args), task.outputs)
-    check_own_task(task, outputs, batch.targets, is_trained=True)
+        return named_outputs(inputs.module(*batch.args), inputs.data.info.task.outputs), batch.targets
 
 
 def with_meanings_of(ctx: Context, model: Model, data: Data) -> Model:

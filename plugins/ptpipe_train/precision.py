@@ -18,11 +18,10 @@ from torch import nn
 from ptpipe import Context
 from ptpipe_torch import Batch, Model, Task
 from ptpipe_torch.distributed.worker_group import WorkerGroup
-from ptpipe_torch.model.outputs import named_outputs
 from ptpipe_torch.runtime import seeded
 from ptpipe_train.cuda_graphs import PASSES_TO_CAPTURE, CudaGraphs, Passes
 from ptpipe_train.device import DeviceSettings
-from ptpipe_train.losses import backward
+from ptpipe_train.losses import backward, float_outputs
 from ptpipe_train.measured_once import measure_once
 
 if TYPE_CHECKING:
@@ -114,7 +113,7 @@ def measure_step_ms(
 def _forward_backward(module: nn.Module, task: Task, settings: DeviceSettings, batch: Batch) -> torch.Tensor:
     with settings.autocast():
         returned = module(*batch.args)
-    loss = task.losses(named_outputs(returned, task.outputs), batch.targets).mean()
+    loss = task.losses(float_outputs(returned, task.outputs), batch.targets).mean()
     backward(loss)
     return loss.detach()
 

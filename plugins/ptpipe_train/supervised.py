@@ -88,7 +88,7 @@ def train_supervised(config: TrainConfig, ctx: Context, model: Model, data: Data
                 *(ctx, model, module, data, batch_size, settings, config.parallel, workers),
                 *(config.compile, config.captures_passes(settings.device.type, workers.size), distillation is not None),
             )
-            check_task(inputs)
+            check_task(inputs, plan)
             training = _set_up(config, inputs, plan, choice, distillation)
             training.run()
             training.report()

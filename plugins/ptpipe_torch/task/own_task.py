@@ -13,12 +13,14 @@ import numpy.typing as npt
 import torch
 
 from ptpipe import StageError
+from ptpipe_torch.task.own_functions import OwnFunctionsTask
 from ptpipe_torch.task.ranking import with_ranking
 from ptpipe_torch.task.task import Task
 
 NUM_SAMPLES = 4
 _RTOL, _ATOL = 1e-3, 1e-5
 """What the order of float32 additions may change."""
+_SUMMED = (torch.float64, torch.int64)
 
 
 def check_own_task(
@@ -35,14 +37,38 @@ def check_own_task(
     """
     if is_builtin(task):
         return
-    few = tuple({name: tensor[:NUM_SAMPLES] for name, tensor in side.items()} for side in (outputs, targets))
     with torch.no_grad():
-        _OwnTask(task, *few).check(is_trained=is_trained)
+        _OwnTask(task, *_part((outputs, targets), slice(NUM_SAMPLES))).check(is_trained=is_trained)
 
 
 def is_builtin(task: Task) -> bool:
     """Return whether a task is one of those in this folder, whose tests check them."""
     return type(task).__module__.startswith("ptpipe_torch.")
+
+
+def has_own_loss(task: Task) -> bool:
+    """Return whether the loss is a plugin's or a function of the user's."""
+    return not is_builtin(task) or (isinstance(task, OwnFunctionsTask) and task.loss is not None)
+
+
+def depends_on_batch(task: Task, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]) -> bool:
+    """Return whether the loss of a sample depends on the other samples of its batch.
+
+    `outputs`, `targets`: of samples, which are compared with their two halves. A loss that draws random numbers, so
+    that it is another each time, is not compared.
+    """
+    num_samples, sides = len(next(iter(outputs.values()))), (outputs, targets)
+    half = num_samples // 2
+    with torch.no_grad():
+        whole_B, again_B = task.losses(*sides), task.losses(*sides)
+        if not half or not torch.equal(whole_B, again_B):
+            return False
+        halves_B = torch.cat([task.losses(*_part(sides, part)) for part in (slice(half), slice(half, None))])
+    return not torch.allclose(whole_B, halves_B, _RTOL, _ATOL, equal_nan=True)
+
+
+def _part(sides: Iterable[Mapping[str, torch.Tensor]], part: slice) -> tuple[dict[str, torch.Tensor], ...]:
+    return tuple({name: of[part] for name, of in side.items()} for side in sides)
 
 
 class _OwnTask:
@@ -91,10 +117,7 @@ class _OwnTask:
         half = (self.num_samples + 1) // 2
         parts = [slice(0, half), slice(half, None)] if half < self.num_samples else [slice(None)]
         whole, *halves = (
-            self._arrays(
-                "sums", self.task.sums(*({name: of[part] for name, of in side.items()} for side in self.sides))
-            )
-            for part in (slice(None), *parts)
+            self._checked_sums(self.task.sums(*_part(self.sides, part))) for part in (slice(None), *parts)
         )
         for name, total in whole.items():
             rows = [of[name] for of in halves if name in of]
@@ -108,6 +131,18 @@ class _OwnTask:
                     "of their halves together: return sums, no means, of what other samples of a batch don't change",
                 )
         return whole
+
+    def _checked_sums(self, sums: Mapping[str, torch.Tensor]) -> dict[str, npt.NDArray[np.float64]]:
+        arrays = self._arrays("sums", sums)
+        for name, of in sums.items():
+            if of.dtype not in _SUMMED:  # whose errors grow with the number of batches that a split is divided into
+                dtype = str(of.dtype).removeprefix("torch.")
+                self._refuse(
+                    "sums",
+                    f"returned {name} as {dtype}, which loses digits as batches are added: return "
+                    "float64 (`.double()` before `.sum()`) or int64",
+                )
+        return arrays
 
     def _figures(self, sums: Mapping[str, npt.NDArray[np.float64]]) -> dict[str, Any]:
         ranked = self.task.label_scores(*self.sides)

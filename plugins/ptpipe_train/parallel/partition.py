@@ -93,7 +93,7 @@ def trace_network(module: nn.Module, *, uses_autocast: bool = False) -> TracedNe
     """Trace the network and find its split points.
 
     Raise StageError where its forward pass can't be traced, draws random numbers or changes attributes while it is,
-    switches off the gradients of parameters, or autocast where that is used.
+    returns anything but a tensor, switches off the gradients of parameters, or autocast where that is used.
     """
     try:
         graph = module.graph if isinstance(module, fx.GraphModule) else trace_stateless(module, _trace)
@@ -104,6 +104,11 @@ def trace_network(module: nn.Module, *, uses_autocast: bool = False) -> TracedNe
             f"the network can't be split into pipeline stages: its control flow depends on values ({error}); "
             "use mode ddp"
         ) from error
+    if not isinstance(graph.output_node().args[0], fx.Node):
+        raise StageError(
+            "the network can't be split into pipeline stages: it returns its output inside a dict, a list or a tuple; "
+            "return the tensor itself, or use mode ddp"
+        )
     if not isinstance(module, fx.GraphModule) and (node := _without_gradients(module, graph)) is not None:
         raise StageError(
             f"the network can't be split into pipeline stages: its forward pass computes {node} without gradients "

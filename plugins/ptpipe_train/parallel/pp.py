@@ -268,7 +268,10 @@ class _MicrobatchLosses:
         self._contributions = []
 
     def __call__(self, returned: Any, rows_M: torch.Tensor) -> torch.Tensor:
-        loss = self._objective(returned, self._batch.rows(int(rows_M[0]), int(rows_M[-1]) + 1))
+        batch = self._batch.rows(int(rows_M[0]), int(rows_M[-1]) + 1)
+        if 0 < (num := len(batch)) < len(rows_M):  # a loss that compares samples sees no padding
+            returned, batch = returned[:num], batch.rows(0, num)
+        loss = self._objective(returned, batch)
         self._contributions.append(loss.detach())
         return self._scaler.scale(loss)
 

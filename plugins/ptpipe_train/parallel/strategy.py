@@ -13,10 +13,10 @@ from torch import nn
 from ptpipe import JSON, Context
 from ptpipe_torch import Batch, Data, Model, Task
 from ptpipe_torch.distributed.worker_group import SINGLE_WORKER, WorkerGroup
-from ptpipe_torch.model.outputs import named_outputs
 from ptpipe_train.config_parallel import Parallel
 from ptpipe_train.device import DeviceSettings, first_batch
 from ptpipe_train.distillation import DistillationLoss
+from ptpipe_train.losses import float_outputs
 from ptpipe_train.parallel.batch_shard import BatchShard
 from ptpipe_train.step_times import StepTimes
 
@@ -63,7 +63,7 @@ class Objective:
         its partner's; a teacher sees the mixed sample. Raises StageError where the network did not return what its
         signature says.
         """
-        outputs = named_outputs(returned, self.task.outputs)
+        outputs = float_outputs(returned, self.task.outputs)
         losses_B = self.task.losses(outputs, batch.targets)
         if batch.partners is not None:
             weights_B = batch.partners.weights_B

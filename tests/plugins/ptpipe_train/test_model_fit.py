@@ -28,6 +28,13 @@ def test_pipelines_take_one_input_of_one_shape() -> None:
         check_pipelined("pp", Signature((TOKENS,), (LOGITS,)))
     with pytest.raises(StageError, match="parallel mode ddp_pp takes networks of one input, not of"):
         check_pipelined("ddp_pp", Signature((TOKENS, TensorSpec("mask", "bool", ("batch", 9))), (LOGITS,)))
+    with pytest.raises(StageError, match="parallel mode pp takes networks of one output, not of"):
+        check_pipelined(
+            "pp",
+            Signature(
+                (TensorSpec("tokens", "int64", ("batch", 9)),), (LOGITS, TensorSpec("ages", "float32", ("batch", 1)))
+            ),
+        )
     check_pipelined("pp", Signature((TensorSpec("tokens", "int64", ("batch", 9)),), (LOGITS,)))
 
 

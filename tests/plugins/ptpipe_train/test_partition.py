@@ -224,6 +224,19 @@ def test_control_flow_that_depends_on_values_is_refused() -> None:
         trace_network(Branching(192, 5))
 
 
+@pytest.mark.parametrize("wrap", [lambda x: {"logits": x}, lambda x: (x,)], ids=["dict", "tuple"])
+def test_an_output_in_a_container_is_refused(wrap: Callable[[torch.Tensor], Any]) -> None:
+    class Wrapped(nn.Sequential):
+        def forward(self, x: torch.Tensor) -> Any:
+            return wrap(super().forward(x))
+
+    network = Wrapped(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    with pytest.raises(
+        StageError, match="returns its output inside a dict, a list or a tuple; return the tensor itself"
+    ):
+        trace_network(network)
+
+
 def test_a_single_layer_cannot_be_split() -> None:
     network = trace_network(nn.Sequential(nn.Flatten(), nn.Linear(192, 5), nn.Softmax(1)))
     assert (next_layers(network), network.num_pieces) == ([], 1)

@@ -456,7 +456,7 @@ def test_checking_a_task_changes_no_bit_of_the_training(lab: Lab, monkeypatch: p
         return lab.train(lab.make_model(norm=True, dropout=0.5), estimates(lab), epochs=1).model.tensors
 
     checked = weights()
-    monkeypatch.setattr("ptpipe_train.supervised.check_task", lambda inputs: None)
+    monkeypatch.setattr("ptpipe_train.supervised.check_task", lambda *_: None)
     unchecked = weights()
     assert all(torch.equal(tensor, checked[name]) for name, tensor in unchecked.items())
 

@@ -1,0 +1,92 @@
+"""A task of a plugin's own is trained to the same weights, loss curve and metrics in every parallel mode."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ptpipe
+from ptpipe.api import RunResult
+from ptpipe_torch import Model
+
+from .conftest import max_difference
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_workers")]
+thorough = pytest.mark.thorough
+
+PLUGIN = Path(__file__).with_name("own_task_nets.py")
+MANIFEST = f"""
+plugins: [{PLUGIN}]
+version: 1
+name: own-task
+seed: 3
+stages:
+  data: {{uses: data.texts_of_kinds}}
+  net: {{uses: net.reader}}
+  train: {{uses: train.supervised, with: {{epochs: 3, lr: 0.05, num_threads: 1}}}}
+"""
+MODES: dict[str, dict[str, Any]] = {
+    "ddp": {"mode": "ddp", "workers": 2},
+    "ddp, three workers": {"mode": "ddp", "workers": 3, "comm": "gloo"},
+    "fsdp": {"mode": "fsdp", "workers": 2, "wrap": ["Linear"]},
+    "pp": {"mode": "pp", "microbatches": 4},
+    "ddp+pp": {"mode": "ddp+pp", "workers": 4, "microbatches": 4},
+}
+
+
+@pytest.fixture(scope="module")
+def manifest(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("own") / "own.yaml"
+    file.write_text(MANIFEST, encoding="utf-8")
+    return file
+
+
+def ran(manifest: Path, data: dict[str, Any] | None = None, store: str = "artifacts", **options: Any) -> RunResult:
+    overrides = {f"train.{name}": value for name, value in options.items()}
+    overrides |= {f"data.{name}": value for name, value in (data or {}).items()}
+    return ptpipe.run(manifest, overrides, artifacts=manifest.parent / store)
+
+
+def model_of(result: RunResult) -> Model:
+    assert result.exit_code == 0, result.stages["train"].message
+    model = result.artifact("train")
+    assert isinstance(model, Model)
+    return model
+
+
+def assert_equal(one: RunResult, other: RunResult, tolerance: float) -> None:
+    assert max_difference(model_of(one), model_of(other)) < tolerance
+    histories = [result.stages["train"].metrics["history"] for result in (one, other)]
+    assert histories[0][0].keys() == {"epoch", "lr", "train_loss", "val_macro_f1", "val_worst", "val_loss"}
+    for expected, found in zip(*histories, strict=True):
+        assert found == pytest.approx(expected, rel=tolerance)
+
+
+ACCUMULATED = {"accumulate": 2, "clip_grad_norm": 0.3, "batch_size": 16}
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("options", [{}, ACCUMULATED], ids=["plain", "accumulated"])
+@pytest.mark.parametrize("mode", MODES)
+def test_it_ends_where_one_process_does(manifest: Path, mode: str, options: dict[str, Any]) -> None:
+    assert_equal(ran(manifest, **options), ran(manifest, parallel=MODES[mode], **options), 2e-5)
+
+
+@pytest.mark.parametrize("mode", ["ddp", "fsdp"])
+def test_with_two_inputs_and_named_outputs_too(manifest: Path, mode: str) -> None:
+    both = {"has_numbers": True, "has_amount": True}
+    assert_equal(ran(manifest, both, **ACCUMULATED), ran(manifest, both, parallel=MODES[mode], **ACCUMULATED), 2e-5)
+
+
+@pytest.mark.parametrize("data", [{"has_numbers": True}, {"has_amount": True}], ids=str)
+def test_pipelines_refuse_several_inputs_and_outputs_before_work(manifest: Path, data: dict[str, Any]) -> None:
+    result = ran(manifest, data, parallel=MODES["pp"])
+    assert result.exit_code == 1
+    assert "parallel mode pp takes networks of one" in result.stages["train"].message
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_in_bf16_it_ends_nearby(manifest: Path, mode: str) -> None:
+    assert_equal(ran(manifest, precision="bf16"), ran(manifest, precision="bf16", parallel=MODES[mode]), 0.03)
