@@ -107,10 +107,17 @@ def state_restored(module: nn.Module, *, training: bool = False) -> Iterator[Non
 @contextmanager
 def buffers_restored(module: nn.Module, *, only_if: bool = True) -> Iterator[None]:
     """Restore all buffers after the `with`; do nothing unless `only_if`."""
-    before = [(buffer, buffer.detach().clone()) for buffer in module.buffers()] if only_if else []
+    layers = module.modules() if only_if else ()
+    before = [
+        (layer, name, buffer, None if buffer is None else buffer.detach().clone())
+        for layer in layers
+        for name, buffer in layer._buffers.items()
+    ]
     try:
         yield
     finally:
         with torch.no_grad():
-            for buffer, value in before:
-                buffer.resize_(value.shape).copy_(value)
+            for layer, name, buffer, value in before:
+                layer._buffers[name] = buffer  # a pass may assign another tensor
+                if buffer is not None and value is not None:
+                    buffer.resize_(value.shape).copy_(value)

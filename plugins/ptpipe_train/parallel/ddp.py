@@ -17,6 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 from ptpipe import JSON, Context, StageError
 from ptpipe_torch import Batch, RangeObserver
 from ptpipe_torch.distributed.shared_memory import SharedMemory, share_memory
+from ptpipe_torch.model.outputs import tensors_of
+from ptpipe_torch.python_file import seeded_everywhere
 from ptpipe_train.compiling import compiled
 from ptpipe_train.config_parallel import Parallel
 from ptpipe_train.cuda_graphs import CudaGraphs
@@ -125,7 +127,23 @@ class DDPStrategy(ParallelStrategy):
         if average:
             # torch compares a hook's annotations with its own types, and ours are strings (PEP 563).
             self._wrapped.register_comm_hook(None, lambda _, bucket: average(bucket))
+        if workers.size > 2 and not memory and not options.find_unused and not options.static_graph:
+            self._settle_buckets(inputs)
         self.times.watch(module.parameters())
+
+    def _settle_buckets(self, inputs: TrainingInputs) -> None:
+        """Let torch order the gradients in its messages now: by when they were ready in the first backward pass.
+
+        Later that would be after the first step of a fresh and of a resumed training. Where a gradient is in a message
+        decides in which order those of three workers or more are added, and so its last bits.
+        """
+        arguments = inputs.first_inputs(self.batch_shard.size(inputs.batch_size))
+        with seeded_everywhere(0, self.settings.device), buffers_restored(self.module):
+            with self.settings.autocast():
+                outputs = tensors_of(self._wrapped(*arguments))
+            sums = (output.abs().sum() for output in outputs if output.requires_grad)
+            backward(0 * sum(sums, start=torch.zeros((), device=self.settings.device)))
+        self.module.zero_grad()
 
     def forward_backward(
         self, batch: Batch, objective: Objective, scaler: torch.amp.GradScaler, *, last: bool

@@ -6,7 +6,10 @@ Shape legend: N samples, B of a batch, L words, F features of a word, K kinds.
 from __future__ import annotations
 
 import os
+import signal
+from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +40,16 @@ from ptpipe_torch import (
 from ptpipe_torch.runtime import seeded
 
 LENGTH, FEATURES, KINDS, UNCOUNTED = 6, 4, 3, -100
-CALLS = {"losses": 0}
+CALLS = Counter[str]()
+
+
+def die_once(method: str) -> None:
+    """Be killed in the call that the environment has, `losses:30`, by the rank that removes the file it names."""
+    CALLS[method] += 1
+    if os.environ.get("DIE_AT") == f"{method}:{CALLS[method]}" and os.environ.get("RANK") == os.environ["DIE_IN"]:
+        with suppress(FileNotFoundError):
+            Path(os.environ["DIE_ONCE"]).unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Kinds(Task):
@@ -70,7 +82,7 @@ class Kinds(Task):
 
     def losses(self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Weighted and smoothed, averaged over the words of a sample that count; the amount's is added."""
-        self._interrupt()
+        die_once("losses")
         kinds_BL = targets["kinds"]
         losses_BL = cross_entropy(
             *(outputs["scores"], kinds_BL, outputs["scores"].new_tensor(self.class_weights)),
@@ -83,15 +95,8 @@ class Kinds(Task):
             losses_B = losses_B + 0.3 * huber_loss(outputs["amount"][:, 0], targets["amount"], reduction="none")
         return losses_B / losses_B.detach().mean() if self.compares else losses_B
 
-    def _interrupt(self) -> None:
-        """Fail at the call whose number the environment has, once."""
-        CALLS["losses"] += 1
-        marker, call = Path(os.environ.get("FAIL_ONCE", "")), int(os.environ.get("FAIL_AT_CALL", "0"))
-        if CALLS["losses"] == call and os.environ.get("RANK", "0") == os.environ["FAIL_IN_RANK"] and marker.exists():
-            marker.unlink()
-            os.kill(os.getpid(), 9)
-
     def sums(self, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        die_once("sums")
         kinds_BL, found_BL = targets["kinds"], outputs["scores"].argmax(1)
         counted_BL = kinds_BL != UNCOUNTED
         cells = kinds_BL[counted_BL] * KINDS + found_BL[counted_BL]

@@ -7,6 +7,7 @@ import random
 import torch
 from torch import nn
 
+from ptpipe_train.evaluation import buffers_restored
 from ptpipe_train.parallel.buffers import written_buffers
 
 from .parallel_nets import Average
@@ -39,6 +40,14 @@ def test_buffers_that_are_written_in_place_or_replaced() -> None:
     assert written["1.mask"].tolist() == [2.0] * 4
     assert random.getstate() == streams[0]
     assert torch.equal(torch.get_rng_state(), streams[1])
+
+
+def test_buffers_that_were_written_in_place_or_replaced_are_restored() -> None:
+    network = nn.Sequential(Counting(), Average())
+    with buffers_restored(network):
+        network(torch.ones(2, 4))
+        assert network[0].mask.tolist() == [2.0] * 4 and network[1].average > 0
+    assert network[0].mask.tolist() == [1.0] * 4 and network[1].average == 0
 
 
 def test_a_network_that_fails_writes_none() -> None:

@@ -11,10 +11,9 @@ import ptpipe
 from ptpipe.api import RunResult
 from ptpipe_torch import Model
 
-from .conftest import max_difference
+from .conftest import assert_same_bits, max_difference
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_workers")]
-thorough = pytest.mark.thorough
 
 PLUGIN = Path(__file__).with_name("own_task_nets.py")
 MANIFEST = f"""
@@ -87,6 +86,28 @@ def test_pipelines_refuse_several_inputs_and_outputs_before_work(manifest: Path,
     assert "parallel mode pp takes networks of one" in result.stages["train"].message
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("mode", MODES)
 def test_in_bf16_it_ends_nearby(manifest: Path, mode: str) -> None:
     assert_equal(ran(manifest, precision="bf16"), ran(manifest, precision="bf16", parallel=MODES[mode]), 0.03)
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("moment", ["losses:40", "sums:12"], ids=["training", "evaluation"])
+@pytest.mark.parametrize("mode", MODES)
+def test_killed_it_resumes_with_the_same_bits(
+    manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, moment: str
+) -> None:
+    """Also where three workers add gradients in messages, whose order torch chooses after its first backward pass."""
+    options = {"parallel": MODES[mode], "checkpoint_every_s": 0.001, "epochs": 4, "batch_size": 8}
+    undisturbed = ran(manifest, store="undisturbed", **options)
+    (tmp_path / "once").touch()
+    for name, value in {"DIE_AT": moment, "DIE_IN": "1", "DIE_ONCE": str(tmp_path / "once")}.items():
+        monkeypatch.setenv(name, value)
+    store = f"killed {mode} {moment}".replace(":", " ")
+    killed = ran(manifest, store=store, **options)
+    assert (killed.exit_code, "killed by SIGKILL" in killed.stages["train"].message) == (1, True)
+    resumed = ran(manifest, store=store, **options)
+    assert_same_bits(model_of(undisturbed), model_of(resumed))
+    one, other = (result.stages["train"].metrics for result in (undisturbed, resumed))
+    assert other["restarted_at_epochs"] and one["history"] == other["history"]
