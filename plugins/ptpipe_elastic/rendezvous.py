@@ -11,6 +11,7 @@ import gc
 import re
 import secrets
 import socket
+import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -40,6 +41,8 @@ from ptpipe_torch.distributed.stores import describe, listening_store
 BACKEND = "ptpipe"
 _TIMEOUT_S = 600
 _POLL_S = 0.05
+_ANSWER_S = 20.0
+"""How long a node waits for the answer of a store that it has reached."""
 _CLOSED = "closed"
 _ROUND = "round"
 
@@ -64,10 +67,7 @@ class Rendezvous:
         if nodes.rank == 0:
             return cls(nodes, listening_store(host, port, timeout, option))
         _wait_for_server(host, port, option)
-        try:
-            return cls(nodes, TCPStore(host, port, timeout=timeout, wait_for_workers=False))
-        except DistError as error:
-            raise StageError(f"{option}: {str(error).partition(chr(10))[0]}") from error
+        return cls(nodes, _connected_store(host, port, timeout, option))
 
     def close(self) -> None:
         """End the store, so that node 0 can listen for the next stage: torch does so once nothing refers to it."""
@@ -196,6 +196,29 @@ def _wait_for_server(host: str, port: int, option: str) -> None:
             if time.monotonic() > deadline:
                 raise StageError(f"{option}: node 0 can't be reached: {error.strerror or error}") from error
             time.sleep(_POLL_S)
+
+
+def _connected_store(host: str, port: int, timeout: timedelta, option: str) -> Store:
+    """Return the store that listens there. Raises StageError for a program that accepts connections and is none.
+
+    In a thread: torch waits for the first answer however long it takes, and hears no signal.
+    """
+    found: list[Store | DistError] = []
+
+    def connect() -> None:
+        try:
+            found.append(TCPStore(host, port, timeout=timeout, wait_for_workers=False))
+        except DistError as error:
+            found.append(error)
+
+    thread = threading.Thread(target=connect, daemon=True)
+    thread.start()
+    thread.join(_ANSWER_S)
+    if not found:
+        raise StageError(f"{option}: what listens there does not answer within {_ANSWER_S:g} s; is it node 0?")
+    if isinstance(found[0], DistError):
+        raise StageError(f"{option}: {str(found[0]).partition(chr(10))[0]}") from found[0]
+    return found[0]
 
 
 def _sleep_until(deadline: float, reason: str) -> None:

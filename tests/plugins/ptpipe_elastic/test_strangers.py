@@ -7,6 +7,7 @@ import contextlib
 import ipaddress
 import os
 import pickle
+import re
 import socket
 import struct
 import time
@@ -18,6 +19,8 @@ import pytest
 from torch.distributed import TCPStore
 
 from ptpipe import StageError
+from ptpipe.launching import Nodes
+from ptpipe_elastic.rendezvous import Rendezvous
 from ptpipe_torch.distributed.stores import interface_towards, interfaces_to_use, listening_store
 
 PLUGIN = '''
@@ -175,6 +178,16 @@ def test_a_store_of_several_machines_listens_on_the_address_that_was_named_alone
 def test_an_endpoint_that_is_not_of_this_machine_is_named(host: str, free_port: int) -> None:
     with pytest.raises(StageError, match=f"--rdzv-endpoint x: this machine can't listen on {host}:{free_port}: "):
         listening_store(host, free_port, timedelta(seconds=5), "--rdzv-endpoint x")
+
+
+def test_a_program_that_listens_in_the_place_of_node_0_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch would wait for its answer for good, and hear no signal."""
+    monkeypatch.setattr("ptpipe_elastic.rendezvous._ANSWER_S", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        endpoint = f"127.0.0.1:{stranger.getsockname()[1]}"
+        words = f"--rdzv-endpoint {endpoint}: what listens there does not answer within 0.5 s; is it node 0?"
+        with pytest.raises(StageError, match=re.escape(words)):
+            Rendezvous.of(Nodes(2, 1, endpoint))
 
 
 def test_a_machine_that_knows_its_name_as_loopback_only(free_port: int) -> None:
