@@ -103,7 +103,7 @@ class Kinds(Task):
         return {
             "confusion": torch.bincount(cells, minlength=KINDS**2),
             "errors": torch.bincount(kinds_BL[counted_BL & (kinds_BL != found_BL)], minlength=KINDS),
-            "loss": self.losses(outputs, targets).double().sum(),
+            "loss": self.model_copy(update={"compares": False}).losses(outputs, targets).double().sum(),
         }
 
     def figures(self, sums: Mapping[str, npt.NDArray[Any]], num_samples: int) -> dict[str, JSON]:

@@ -79,6 +79,16 @@ def test_with_two_inputs_and_named_outputs_too(manifest: Path, mode: str) -> Non
     assert_equal(ran(manifest, both, **ACCUMULATED), ran(manifest, both, parallel=MODES[mode], **ACCUMULATED), 2e-5)
 
 
+def test_a_loss_that_compares_the_samples_of_a_micro_batch_sees_no_padding(manifest: Path) -> None:
+    """61 samples in batches of 16: the last micro-batch has one sample, and room for three more."""
+    single = ran(manifest, {"compares": True}, batch_size=4, accumulate=4)
+    parallel = ran(manifest, {"compares": True}, batch_size=16, parallel=MODES["pp"])
+    assert_equal(single, parallel, 2e-5)
+    for result in (single, parallel):
+        (notice,) = result.stages["train"].notices
+        assert "of which a forward pass has 4, because a step of 16 is divided into 4" in notice
+
+
 @pytest.mark.parametrize("data", [{"has_numbers": True}, {"has_amount": True}], ids=str)
 def test_pipelines_refuse_several_inputs_and_outputs_before_work(manifest: Path, data: dict[str, Any]) -> None:
     result = ran(manifest, data, parallel=MODES["pp"])
