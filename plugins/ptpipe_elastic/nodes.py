@@ -257,7 +257,7 @@ class Follower:
         deadline = time.monotonic() + _SEEN_LATE_S
         while time.monotonic() < deadline:
             _now_ns(file)  # a client of NFS that creates a file reads its folder again
-            announcement = _read(file, newer_than_ns=0)
+            announcement = _read(file)
             if announcement and announcement.state == "ended":
                 return self._end(announcement)
             time.sleep(_POLL_S)
@@ -306,15 +306,17 @@ def _file(plan: Plan, store: Store) -> Path:
 
 
 def _left_by_earlier_run(file: Path) -> _Identity | None:
-    """Return which announcement an earlier run has left; None where there is none, or node 0 leads already.
+    """Return which announcement an earlier run has left; None where there is none, or a node 0 leads that runs.
 
     Not by its time: clocks are set back, and a slow disk or NFS shows what node 0 writes well after its lock.
     """
-    left = _identity(file.lstat()) if file.exists() else None
-    if not _is_locked(file.with_suffix(".lock")):
-        return left
-    time.sleep(_POLL_S)  # it may be about to write its first one
-    return None
+    is_led = _is_locked(file.with_suffix(".lock"))
+    if is_led:
+        time.sleep(_POLL_S)  # it may be about to write its first one
+    announcement = _read(file)
+    if is_led and announcement and announcement.state == "running":
+        return None
+    return _identity(file.lstat()) if file.exists() else None
 
 
 def _identity(status: os.stat_result) -> _Identity:

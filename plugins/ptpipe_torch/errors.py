@@ -41,10 +41,11 @@ def export_failure(error: BaseException, *, remedy: str = "", place: str = "") -
     """
     constant = _CONSTANT_AXIS.search(str(error))
     if constant is not None:
-        size, causes, advice = "x.shape[2]", "int(x.shape[2]) does", ""
+        size, causes, instead = "x.shape[2]", "int(x.shape[2]) does", ""
         if constant[1] == BATCH:
-            size, causes, advice = "x.shape[0]", "int(x.shape[0]) and torch.take_along_dim do", ", and x.gather in its place"
-        advice = f"write {size}{advice}{remedy and f', or {remedy}'}"
+            size, causes = "x.shape[0]", "int(x.shape[0]) and torch.take_along_dim do"
+            instead = ", and x.gather in its place"
+        advice = f"write {size}{instead}{remedy and f', or {remedy}'}"
         return f"it makes a constant of the size of the axis {constant[1]}, as {causes}: {advice}"
     axis = _AXIS_DECIDES.search(str(error))
     if axis is not None:

@@ -331,6 +331,21 @@ def test_a_node_0_that_vanishes_is_missed(cluster: Cluster, monkeypatch) -> None
     assert str(ending) == ("node 0 disappeared; start all nodes again to resume from the last checkpoint")
 
 
+def test_how_an_earlier_run_ended_may_be_seen_while_node_0_leads(cluster: Cluster) -> None:
+    with cluster.leader().leading():
+        cluster.leader().end(ExitCode.FAILED)
+    earlier, leader = cluster.file.read_bytes(), cluster.leader()
+    with leader.leading():
+        cluster.file.write_bytes(earlier)
+        following = cluster.follow()
+        time.sleep(1)
+        assert following.thread.is_alive()
+        with leader.announced(cluster.call("one")):
+            following.waits_for(lambda: len(cluster.calls(following)) == 1)
+        leader.end(ExitCode.DONE)
+    assert following.end() == ExitCode.DONE
+
+
 def test_how_node_0_ended_may_be_seen_after_its_lock_is_free(cluster: Cluster) -> None:
     """As on GlusterFS and NFS, where another node sees a released lock at once, but a replaced file late."""
     following, leader = cluster.follow(), cluster.leader()
