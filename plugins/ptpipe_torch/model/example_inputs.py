@@ -131,6 +131,13 @@ def _is_waveform(spec: TensorSpec) -> bool:
     return spec.is_float and isinstance(last, str) and channels in ([], [1], [2])
 
 
+def _scale(spec: TensorSpec) -> int:
+    """Return by how much open axes are longer than those of texts."""
+    if len(spec.shape) < 4:
+        return 1
+    return 8 if len(spec.symbols) < 3 else 3
+
+
 def copies(inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """Return the same inputs for a network that may change them in place."""
     return tuple(tensor.clone() for tensor in inputs)
@@ -150,15 +157,7 @@ def example_shapes(
     others = {parsed(symbol)[1] for spec in specs if not _is_waveform(spec) for symbol in spec.symbols}
     for spec in specs:
         for factor, name in map(parsed, spec.symbols):
-            scale = (
-                _WAVEFORM_SCALE
-                if name not in others
-                else 1
-                if len(spec.shape) < 4
-                else 8
-                if len(spec.symbols) < 3
-                else 3
-            )
+            scale = _scale(spec) if name in others else _WAVEFORM_SCALE
             factors[name], scales[name] = max(factor, factors.get(name, 1)), max(scale, scales.get(name, 1))
     step = 1 + symbol_size % 2
     numbers = {
