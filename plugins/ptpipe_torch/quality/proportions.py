@@ -21,11 +21,6 @@ _POWER = 0.8
 """Of a gate with the number of samples that `num_samples_needed` returns."""
 
 
-def two_sided_z(confidence: float) -> float:
-    """Return the normal quantile of a two-sided interval: 1.96 for 0.95."""
-    return NormalDist().inv_cdf((1 + confidence) / 2)
-
-
 def one_sided_z(confidence: float) -> float:
     """Return the normal quantile of a one-sided limit: 1.645 for 0.95."""
     return NormalDist().inv_cdf(confidence)
@@ -109,12 +104,6 @@ def mcnemar_exact_p(num_lost: int, num_gained: int) -> float:
 
     fewer, num_discordant = min(num_lost, num_gained), num_lost + num_gained
     return min(1.0, 2 * float(special.bdtr(fewer, num_discordant, 0.5)))
-
-
-def mcnemar_asymptotic_p(num_lost: int, num_gained: int) -> float:
-    """Return the p-value of McNemar's (1947) chi-squared test without continuity correction; 1 without discordance."""
-    num_discordant = num_lost + num_gained
-    return math.erfc(abs(num_lost - num_gained) / math.sqrt(2 * num_discordant)) if num_discordant else 1.0
 
 
 def num_samples_needed(

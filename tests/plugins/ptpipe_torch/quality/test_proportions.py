@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from scipy import special, stats
 
 from ptpipe_torch.quality.proportions import (
-    mcnemar_asymptotic_p,
     mcnemar_exact_p,
     mcnemar_mid_p,
     num_differing_limit,
@@ -17,10 +16,9 @@ from ptpipe_torch.quality.proportions import (
     one_sided_z,
     tango_limits,
     tango_p,
-    two_sided_z,
 )
 
-Z95 = two_sided_z(0.95)
+Z95 = one_sided_z(0.975)
 
 
 @st.composite
@@ -165,10 +163,9 @@ class TestMcNemar:
     def test_published_values(self) -> None:
         assert mcnemar_mid_p(6, 16) == pytest.approx(0.034690, abs=5e-7)
         assert mcnemar_exact_p(6, 16) == pytest.approx(0.052479, abs=5e-7)
-        assert mcnemar_asymptotic_p(6, 16) == pytest.approx(0.033006, abs=5e-7)
 
     def test_nothing_discordant(self) -> None:
-        assert mcnemar_mid_p(0, 0) == mcnemar_exact_p(0, 0) == mcnemar_asymptotic_p(0, 0) == 1
+        assert mcnemar_mid_p(0, 0) == mcnemar_exact_p(0, 0) == 1
 
     @given(st.integers(0, 3000), st.integers(0, 3000))
     def test_as_scipy_counts_and_symmetric(self, lost, gained) -> None:
