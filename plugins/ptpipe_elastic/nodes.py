@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import re
+import secrets
 import stat
 import tempfile
 import time
@@ -79,6 +80,8 @@ class Announcement(BaseModel, frozen=True, extra="forbid"):
     """The content of the file."""
 
     state: Literal["running", "ended"] = "running"
+    run: str = ""
+    """Another one for each node 0, whose calls are counted from 1."""
     calls: int = Field(ge=0)
     """How many calls were announced so far."""
     call: AnnouncedCall | None = None
@@ -147,6 +150,7 @@ class Leader:
     def __init__(self, plan: Plan, store: Store) -> None:
         self._file = _file(plan, store)
         self._calls = 0
+        self._run = secrets.token_hex(8)
 
     @contextlib.contextmanager
     def leading(self) -> Iterator[None]:
@@ -185,10 +189,10 @@ class Leader:
 
     def end(self, exit_code: ExitCode) -> None:
         """Let the other nodes end."""
-        self._replace(Announcement(state="ended", calls=self._calls, exit_code=exit_code))
+        self._replace(Announcement(state="ended", run=self._run, calls=self._calls, exit_code=exit_code))
 
     def _write(self, call: AnnouncedCall | None = None) -> None:
-        self._replace(Announcement(calls=self._calls, call=call))
+        self._replace(Announcement(run=self._run, calls=self._calls, call=call))
 
     def _replace(self, announcement: Announcement) -> None:
         write_atomically(self._file, announcement.model_dump_json().encode())
@@ -214,7 +218,7 @@ class Follower:
         left = _left_by_earlier_run(file)
         begin_ns = _now_ns(file)
         begin = time.monotonic()
-        done, has_met, may_be_late = 0, False, True
+        done, has_met, may_be_late = ("", 0), False, True
         self._log("is waiting for node 0")
         while True:
             is_led = _is_locked(file.with_suffix(".lock"))
@@ -224,12 +228,13 @@ class Follower:
             if is_led and not has_met:
                 has_met = True
             elif is_led:
-                if announcement and announcement.call and announcement.calls > done:
-                    done = announcement.calls
+                is_new = announcement and (announcement.run != done[0] or announcement.calls > done[1])
+                if announcement and announcement.call and is_new:
+                    done = announcement.run, announcement.calls
                     self._take_part(self._call(announcement.call))
                     continue
             elif has_met:
-                return self._last_announced(file)
+                return self._last_announced(file, left)
             elif may_be_late and time.monotonic() > begin + WAIT_WITHOUT_WORK_S:
                 may_be_late = False  # node 0 may have come and gone, having found everything cached
                 earlier = _read(file, newer_than_ns=begin_ns - int(WAIT_FOR_LEADER_S * 1e9))
@@ -248,7 +253,7 @@ class Follower:
         self._log(f"ends: node 0 ended with exit code {announcement.exit_code}")
         return announcement.exit_code
 
-    def _last_announced(self, file: Path) -> ExitCode:
+    def _last_announced(self, file: Path, left: _Identity | None) -> ExitCode:
         """Return the exit code of a node 0 that holds its lock no more.
 
         A file system of several machines may show the free lock before the announcement. Raises StageError where none
@@ -257,7 +262,7 @@ class Follower:
         deadline = time.monotonic() + _SEEN_LATE_S
         while time.monotonic() < deadline:
             _now_ns(file)  # a client of NFS that creates a file reads its folder again
-            announcement = _read(file)
+            announcement = _read(file, but=left)
             if announcement and announcement.state == "ended":
                 return self._end(announcement)
             time.sleep(_POLL_S)
@@ -314,6 +319,10 @@ def _left_by_earlier_run(file: Path) -> _Identity | None:
     if is_led:
         time.sleep(_POLL_S)  # it may be about to write its first one
     announcement = _read(file)
+    deadline = time.monotonic() + _LOCK_PROBE_S
+    while is_led and announcement is None and file.exists() and time.monotonic() < deadline:
+        time.sleep(_POLL_S)  # it was just replaced
+        announcement = _read(file)
     if is_led and announcement and announcement.state == "running":
         return None
     return _identity(file.lstat()) if file.exists() else None

@@ -20,6 +20,7 @@ from ptpipe_eval.quality.curves import curves_of
 from ptpipe_torch import BATCH, Data, Deployable, InputForm, Predictions, Predictor, Split, TensorSpec
 from ptpipe_torch.task.own_task import check_own_task
 from ptpipe_torch.task.ranking import with_ranking
+from ptpipe_torch.task.task import exact_sums
 
 if TYPE_CHECKING:
     from ptpipe_eval.config import PredictConfig
@@ -86,7 +87,7 @@ class Evaluation:
         task, start = self.split.data.info.task, self._num_done
         if not start:
             check_own_task(task, outputs, targets)
-        for name, total in task.sums(outputs, targets).items():
+        for name, total in exact_sums(task, outputs, targets).items():
             self._sums[name] = self._sums[name] + total.numpy() if name in self._sums else total.numpy()
         if (ranked := task.label_scores(outputs, targets)) is not None:
             self._ranked.append(ranked.numpy())

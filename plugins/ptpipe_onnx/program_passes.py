@@ -156,3 +156,14 @@ def _crop_transposed_convolutions(program: ExportedProgram) -> None:
             for reader in readers:
                 reader.replace_input_with(node, cropped)
     name_outputs(program)
+
+
+def read_sizes_of_pairs(program: ExportedProgram) -> None:
+    """Read sizes of complex numbers, which decompositions ask for, from the pairs that files have, in place."""
+    aten, graph = torch.ops.aten, program.graph_module.graph
+    for size in graph.find_nodes(op="call_function", target=aten.sym_size.int):
+        source, axis = size.args
+        if source.meta["val"].is_complex():
+            with graph.inserting_before(size):
+                pairs = insert_call(graph, aten.view_as_real.default, source)
+            size.args = (pairs, axis % source.meta["val"].dim())

@@ -31,7 +31,7 @@ from ptpipe_onnx.embedding_bags import embedding_bag_replacements
 from ptpipe_onnx.graph import dropped_arrays_released, keep_outputs_inside, register_constants
 from ptpipe_onnx.kernels_of_samples import multiply_kernels_of_samples, without_products
 from ptpipe_onnx.layer_norms import use_layer_norms
-from ptpipe_onnx.program_passes import write_translatable
+from ptpipe_onnx.program_passes import read_sizes_of_pairs, write_translatable
 from ptpipe_onnx.shape_pass import use_constant_shapes
 from ptpipe_onnx.tensor_names import name_transposed_weights
 from ptpipe_torch import Signature, TensorSpec
@@ -59,7 +59,7 @@ def export(network: nn.Module, signature: Signature, opset: int) -> ir.Model:
     Operators in place are exported with their effect on all that shares their memory: the exporter rewrites them.
     Raises StageError, with the line, for what has no ONNX form, and if the outputs are not those of the signature.
     """
-    with _silent(), torch.no_grad(), _layers_replaced(network):
+    with _silent(), torch.no_grad(), _layers_replaced(network, signature):
         program = _program(network, signature)
         _check_opset(network, signature, program, opset)
         for node, reason in (*translations.without_form(program.graph), *without_products(program.graph)):
@@ -71,6 +71,7 @@ def export(network: nn.Module, signature: Signature, opset: int) -> ir.Model:
             write_translatable(program)
             use_layer_norms(program)
             decompose(program)
+            read_sizes_of_pairs(program)
             with _reused_registry(), _passes_where_needed():
                 result = torch.onnx.export(
                     program,
@@ -95,9 +96,12 @@ def export(network: nn.Module, signature: Signature, opset: int) -> ir.Model:
 
 
 @contextmanager
-def _layers_replaced(network: nn.Module) -> Iterator[None]:
+def _layers_replaced(network: nn.Module, signature: Signature) -> Iterator[None]:
     """Put others in the place of layers that the exporter would write as loops, inside the `with`."""
-    replacements = recurrent.recurrent_replacements(network) | embedding_bag_replacements(network)
+    has_any_length = any(spec.symbols for spec in signature.inputs)
+    replacements = recurrent.recurrent_replacements(
+        network, has_any_length=has_any_length
+    ) | embedding_bag_replacements(network)
     layers = {name: layer for name, layer in network.named_modules(remove_duplicate=False) if layer in replacements}
     for name, layer in layers.items():
         network.set_submodule(name, replacements[layer])

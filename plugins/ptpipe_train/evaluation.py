@@ -19,6 +19,7 @@ from ptpipe_torch import Data
 from ptpipe_torch.distributed.worker_group import SINGLE_WORKER, WorkerGroup
 from ptpipe_torch.model.outputs import named_outputs
 from ptpipe_torch.task.ranking import with_ranking
+from ptpipe_torch.task.task import exact_sums
 from ptpipe_train.device import DeviceSettings
 
 
@@ -52,7 +53,7 @@ def evaluate(
     with state_restored(module), torch.no_grad():
         for batch in batches:
             outputs = named_outputs(module(*batch.args), task.outputs)
-            sums = task.sums(outputs, batch.targets)
+            sums = exact_sums(task, outputs, batch.targets)
             totals = {name: totals[name] + value if totals else value for name, value in sums.items()}
             if (rows := task.label_scores(outputs, batch.targets)) is not None:
                 ranked.append(rows)

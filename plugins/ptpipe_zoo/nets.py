@@ -8,7 +8,7 @@ table; T outputs.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -111,10 +111,20 @@ def unscaled(network: nn.Module) -> nn.Module:
     return network.get_submodule("network") if isinstance(network, Rescaled) else network
 
 
-def without_rescaling(builder_ref: FunctionRef) -> FunctionRef:
-    """Return the function and arguments that build the network of `unscaled`."""
-    arguments = {name: value for name, value in builder_ref.arguments.items() if name not in ("scale", "shift")}
-    return FunctionRef(builder_ref.address, arguments)
+def with_units(
+    builder_ref: FunctionRef, module: nn.Module, units: Mapping[str, Sequence[float]] | None
+) -> tuple[FunctionRef, nn.Module]:
+    """Return what builds a `Rescaled` network with the `scale` and `shift` of its weights, and that network.
+
+    `units`: what `weights.units_of` returns. Any other network stays as it is.
+    """
+    if units is None or not isinstance(module, Rescaled):
+        return builder_ref, module
+    others = {name: value for name, value in builder_ref.arguments.items() if name not in ("scale", "shift")}
+    for name, numbers_T in units.items():
+        buffer = module.get_submodule("rescale").get_buffer(name)
+        buffer.copy_(torch.tensor(numbers_T).view_as(buffer))
+    return FunctionRef(builder_ref.address, {**others, **units}), module if units else unscaled(module)
 
 
 def rescaling(info: DatasetInfo) -> dict[str, Any]:

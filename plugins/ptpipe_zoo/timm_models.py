@@ -24,7 +24,7 @@ from ptpipe_torch.errors import first_line
 from ptpipe_torch.torchvision_compat import torchvision
 from ptpipe_zoo import extras, hub, nets
 from ptpipe_zoo.config import TIMM_RESERVED
-from ptpipe_zoo.weights import have_units, load_weights, read_weights, unwrapped
+from ptpipe_zoo.weights import load_weights, read_weights, units_of, unwrapped
 
 if TYPE_CHECKING:
     from ptpipe_zoo.config import TimmConfig
@@ -110,11 +110,9 @@ def build_model(config: TimmConfig, ctx: Context, data: Data) -> Model:
         hub.verify(path)
     if path is not None:
         layers = _layers(network, "first_conv"), _layers(network, "classifier")
-        state, notices = unwrapped(
-            read_weights(path, ctx.notice, config.weights_entry), network.state_dict(), str(path)
-        )
-        if have_units(state, network, layers[1]):
-            builder_ref, module = nets.without_rescaling(builder_ref), network
+        given = read_weights(path, ctx.notice, config.weights_entry)
+        state, notices = unwrapped(given, network.state_dict(), str(path))
+        builder_ref, module = nets.with_units(builder_ref, module, units_of(given, network, layers[1]))
         for notice in (*notices, *load_weights(network, _renamed(state, network), *layers, source=str(path))):
             ctx.notice(notice)
     return nets.make_model(builder_ref, module, data.info, ctx)

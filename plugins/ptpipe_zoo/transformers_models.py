@@ -163,7 +163,8 @@ def build_model(config: TransformersConfig, ctx: Context, data: Data) -> Model:
     reference = FunctionRef.to(transformers_network, **arguments)
     with _one_line_errors("this configuration"):
         network = nets.build_seeded(reference, ctx.seed)
-    if folder is not None and _load(network.get_submodule("network"), arguments, folder, ctx):
+    has_all = folder is not None and _load(network.get_submodule("network"), arguments, folder, ctx)
+    if has_all and "scale" in arguments:
         arguments = {name: value for name, value in arguments.items() if name not in ("scale", "shift")}
         network.register_module("rescale", None)  # its last layer was trained in the targets' own units
         reference = FunctionRef.to(transformers_network, **arguments)

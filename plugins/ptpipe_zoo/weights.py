@@ -22,7 +22,7 @@ from ptpipe_torch.runtime import warnings_silenced
 # DenseNet's published files have `norm.1`, but module names must no longer contain dots.
 _OLD_DENSENET = re.compile(r"(.*denselayer\d+\.(?:norm|relu|conv))\.([12]\..*)")
 _AUXILIARY = ("aux1.", "aux2.", "AuxLogits.", "aux_classifier.")
-_FACTOR = "rescale.scale"
+_UNITS = ("rescale.scale", "rescale.shift")
 """Of `nets.Rescaled`."""
 _COUNTER = ".num_batches_tracked"
 _STATISTICS = ("running_mean", "running_var")
@@ -134,16 +134,22 @@ def load_weights(
     return notices
 
 
-def have_units(weights: Mapping[str, torch.Tensor], network: nn.Module, heads: Iterable[str]) -> bool:
-    """Return whether a regression's weights return the units of its targets, in which they were trained elsewhere.
+def units_of(
+    weights: Mapping[str, torch.Tensor], network: nn.Module, heads: Iterable[str]
+) -> dict[str, list[float]] | None:
+    """Return by what the outputs of a regression's weights are scaled and shifted into the units of its targets.
 
-    They have the network's last layers (`heads`), and no factor behind these: that is in weights which ptpipe saved.
+    What ptpipe saved has both; weights without any were trained elsewhere, and return these units. None where the last
+    layers (`heads`) are not those of the network, so that it gets others.
     """
     own = network.state_dict()
     state, _ = unwrapped(weights, own, "")
     names = [f"{head}.weight" for head in heads]
-    has_heads = all(name in state and state[name].shape == own[name].shape for name in names)
-    return has_heads and not any(name.endswith(_FACTOR) for name in weights)
+    if not all(name in state and state[name].shape == own[name].shape for name in names):
+        return None
+    return {
+        name.rpartition(".")[2]: tensor.flatten().tolist() for name, tensor in weights.items() if name.endswith(_UNITS)
+    }
 
 
 def load_state(network: nn.Module, weights: Mapping[str, torch.Tensor], source: str) -> list[str]:

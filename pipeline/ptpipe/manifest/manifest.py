@@ -198,7 +198,7 @@ def parse_override(text: str) -> tuple[str, JSON]:
 def _ends_in_comment(text: str, value: JSON) -> bool:
     """Return whether one more letter at the end of a text changes nothing: YAML reads `red #1` as `red`."""
     with suppress(ManifestError):
-        return read(f"{text}x", "").value == value
+        return read(f"{text.rstrip()}x", "").value == value
     return False
 
 

@@ -8,6 +8,7 @@ import re
 import sys
 import sysconfig
 import time
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -20,7 +21,7 @@ from importlib.machinery import (
     SourceFileLoader,
 )
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any, NamedTuple
 
 _SUFFIXES = (*EXTENSION_SUFFIXES, ".py")
@@ -28,6 +29,10 @@ _SEEN = "_ptpipe_imported"
 _RECORDED = re.compile(r"^(?=[^,\n]*\.(?:py|so|pyd),)\w+[/.]", re.MULTILINE)
 """How a path in RECORD begins: `torch/` of `torch/nn/__init__.py`, `six.` of `six.py`."""
 _LOADED_NS = time.time_ns()
+_COMPILED_WITHIN_NS = 10 * 10**9
+"""How long an import that has read a source may need until it writes its bytecode."""
+_OF_CODE = ("co_code", "co_names", "co_varnames", "co_freevars", "co_cellvars", "co_name", "co_flags", "co_firstlineno")
+_OF_CODE += ("co_argcount", "co_posonlyargcount", "co_kwonlyargcount", "co_exceptiontable")
 _STANDARD_FINDERS = (BuiltinImporter, FrozenImporter, PathFinder)
 
 
@@ -216,10 +221,23 @@ def _stale_bytecode(spec: ModuleSpec, content: bytes, changed_ns: int) -> str:
     if not spec.cached or type(loader) is not SourceFileLoader:  # others may have bytecode of their own elsewhere
         return ""
     with suppress(OSError, ImportError, SyntaxError, ValueError), no_bytecode():  # the source was edited meanwhile
-        if os.stat(spec.cached).st_mtime_ns <= changed_ns:  # noqa: PTH116 - as above
-            is_of_source = loader.get_code(spec.name) == loader.source_to_code(content, loader.path)
-            return "" if is_of_source else spec.cached
+        if os.stat(spec.cached).st_mtime_ns <= changed_ns + _COMPILED_WITHIN_NS:  # noqa: PTH116 - as above
+            cached = loader.get_code(spec.name)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return "" if _is_same(cached, loader.source_to_code(content, loader.path)) else spec.cached
     return ""
+
+
+def _is_same(one: object, other: object) -> bool:
+    """Return whether constants are the same: also NaN, and code without the columns of its lines."""
+    if isinstance(one, CodeType) and isinstance(other, CodeType):
+        return all(getattr(one, name) == getattr(other, name) for name in _OF_CODE) and (
+            [*one.co_lines()] == [*other.co_lines()] and _is_same(one.co_consts, other.co_consts)
+        )
+    if isinstance(one, tuple) and isinstance(other, tuple):
+        return len(one) == len(other) and all(map(_is_same, one, other))
+    return type(one) is type(other) and (one == other if isinstance(one, frozenset) else repr(one) == repr(other))
 
 
 @contextmanager

@@ -62,7 +62,8 @@ def curves_of(
 def _corners(scores_N: npt.NDArray[np.float32], has_N: npt.NDArray[np.bool_]) -> tuple[Points, Points]:
     """Return where the ROC curve and the precision-recall curve turn, (P, 2): under them is exactly either metric."""
     order_N = np.argsort(-scores_N, kind="stable")
-    last_P = np.flatnonzero(np.append(np.diff(scores_N[order_N]) != 0, True))  # of samples with equal scores
+    sorted_N = scores_N[order_N]
+    last_P = np.flatnonzero(np.append(sorted_N[1:] != sorted_N[:-1], True))  # of samples with equal scores
     right_P = np.cumsum(has_N[order_N])[last_P]
     found_P = last_P + 1
     recall_P, precision_P = right_P / has_N.sum(), right_P / found_P

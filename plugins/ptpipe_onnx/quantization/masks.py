@@ -27,6 +27,7 @@ _PASSES_ON = {
     "Identity",
 }
 _PASSES_ON |= {"Concat", "Slice", "Gather", "Tile", "Split"}
+_LAYERS = {"Conv", "ConvTranspose", "Gemm", "MatMul"}
 
 
 def mask_nodes(graph: GraphProto) -> list[str]:
@@ -43,7 +44,8 @@ def mask_nodes(graph: GraphProto) -> list[str]:
             masked.update(node.output)
             scores.update(node.output)
             names.append(node.name)
-        elif scores.intersection(node.input):  # a mask alone may be a bias, or the limit of a Clip
+        # A mask alone may be a bias, or the limit of a Clip; what a layer multiplies is no score.
+        elif node.op_type not in _LAYERS and scores.intersection(node.input):
             names.append(node.name)
     return names
 

@@ -6,6 +6,7 @@ import os
 import re
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,13 +55,16 @@ class MlflowTracker(Reporter):
         """Create the run, with its options."""
         for name, value in _SETTINGS.items():
             os.environ.setdefault(name, value)
-        from mlflow import MlflowClient
+        from mlflow import MlflowClient, get_tracking_uri
         from mlflow.entities import Param
 
         tags = {"ptpipe.run_id": event.run_id, "ptpipe.manifest": event.manifest_path}
         tags |= {"ptpipe.overrides": _shortened(" ".join(event.overrides), _MAX_TAG)} if event.overrides else {}
         # The trials of a sweep begin together: MLflow fails where two processes create its database, or an experiment.
-        with exclusive_lock(event.folder.parents[1] / "locks" / "mlflow", on_wait=lambda: None):
+        # Not for a server: one that is down would keep each trial waiting for all others.
+        path = event.folder.parents[1] / "locks" / "mlflow"
+        is_server = get_tracking_uri().startswith(("http", "databricks"))
+        with nullcontext() if is_server else exclusive_lock(path, on_wait=lambda: None):
             self._client = client = MlflowClient()
             experiment = _experiment(client, os.environ.get("MLFLOW_EXPERIMENT_NAME") or event.name)
         self._run_id = client.create_run(experiment, tags=tags, run_name=event.run_id).info.run_id

@@ -143,8 +143,10 @@ class _LayerByLayer(Interpreter):
         (value, scale, _, *limits), _ = self.fetch_args_kwargs_from_env(n)
         is_tie = ((value / scale).frac().abs() - 0.5).abs() <= NEAR_TIE
         # What is no number, as the root of what no data set makes negative, has no integer: engines differ.
-        compared = torch.where(value.isnan(), result, found) if found.shape == result.shape else found
-        steps, fraction = _difference(compared, result, is_tie, limits[:2])
+        is_number, compared = ~value.isnan(), (found, result, is_tie)
+        if found.shape == result.shape and is_number.any():
+            compared = (found[is_number], result[is_number], is_tie[is_number])
+        steps, fraction = _difference(*compared, limits[:2])
         operator = source_nodes(n, self.module)[-1].name  # type: ignore[arg-type]  # as above
         self.layers.append(LayerDifference(n.name, name, operator, steps, fraction))
         return found if found.shape == result.shape else result  # what comes behind could not run on other shapes

@@ -19,8 +19,6 @@ from ptpipe_torch.model.signature import BATCH, TensorSpec
 _MAX_VALUES = 1 << 26
 """Of one sample: a stored recipe, which may come from anywhere, names the size that is allocated."""
 _SYMBOL_SIZE = 16
-_WAVEFORM_SCALE = 64
-"""By which waveforms are longer than texts: a spectrogram pads them by half a window, whose 1024 samples are usual."""
 _PROBE_SIZES = (11, _SYMBOL_SIZE)
 """Of the axes of `probe_inputs` that may have any size: one at which no network was traced, where it takes that."""
 NUM_PROBES = 4
@@ -125,19 +123,6 @@ def _normal(shape: Sequence[int], generator: torch.Generator) -> torch.Tensor:
     return values
 
 
-def _is_waveform(spec: TensorSpec) -> bool:
-    """Return whether samples are numbers along one open axis, of one channel or two: no tokens, frames or pictures."""
-    *channels, last = spec.sample_shape or (0,)
-    return spec.is_float and isinstance(last, str) and channels in ([], [1], [2])
-
-
-def _scale(spec: TensorSpec) -> int:
-    """Return by how much open axes are longer than those of texts."""
-    if len(spec.shape) < 4:
-        return 1
-    return 8 if len(spec.symbols) < 3 else 3
-
-
 def copies(inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """Return the same inputs for a network that may change them in place."""
     return tuple(tensor.clone() for tensor in inputs)
@@ -151,13 +136,12 @@ def example_shapes(
     Axes of other names have other sizes, which differ by another number for another `symbol_size`: a network that is
     traced at two of these is not taken for one of squares. Those of an input of four axes and more are longer, so that
     more than one place of each is left where a network halves them five times, and odd: halved and doubled, they differ
-    from what they were, as they may for any size. Those of waveforms are longer than the windows of a spectrogram.
+    from what they were, as they may for any size.
     """
     factors, scales = dict[str, int](), dict[str, int]()
-    others = {parsed(symbol)[1] for spec in specs if not _is_waveform(spec) for symbol in spec.symbols}
     for spec in specs:
+        scale = 1 if len(spec.shape) < 4 else 8 if len(spec.symbols) < 3 else 3
         for factor, name in map(parsed, spec.symbols):
-            scale = _scale(spec) if name in others else _WAVEFORM_SCALE
             factors[name], scales[name] = max(factor, factors.get(name, 1)), max(scale, scales.get(name, 1))
     step = 1 + symbol_size % 2
     numbers = {

@@ -20,7 +20,6 @@ from ptpipe_torch.task.task import Task
 NUM_SAMPLES = 4
 _RTOL, _ATOL = 1e-3, 1e-5
 """What the order of float32 additions may change."""
-_SUMMED = (torch.float64, torch.int64)
 
 
 def check_own_task(
@@ -63,7 +62,10 @@ def depends_on_batch(task: Task, outputs: Mapping[str, torch.Tensor], targets: M
         whole_B, again_B = task.losses(*sides), task.losses(*sides)
         if not half or not torch.equal(whole_B, again_B):
             return False
-        halves_B = torch.cat([task.losses(*_part(sides, part)) for part in (slice(half), slice(half, None))])
+        try:
+            halves_B = torch.cat([task.losses(*_part(sides, part)) for part in (slice(half), slice(half, None))])
+        except Exception:  # noqa: BLE001  # of so few samples; the training reports what fails there
+            return False
     return not torch.allclose(whole_B, halves_B, _RTOL, _ATOL, equal_nan=True)
 
 
@@ -117,7 +119,7 @@ class _OwnTask:
         half = (self.num_samples + 1) // 2
         parts = [slice(0, half), slice(half, None)] if half < self.num_samples else [slice(None)]
         whole, *halves = (
-            self._checked_sums(self.task.sums(*_part(self.sides, part))) for part in (slice(None), *parts)
+            self._arrays("sums", self.task.sums(*_part(self.sides, part))) for part in (slice(None), *parts)
         )
         for name, total in whole.items():
             rows = [of[name] for of in halves if name in of]
@@ -131,18 +133,6 @@ class _OwnTask:
                     "of their halves together: return sums, no means, of what other samples of a batch don't change",
                 )
         return whole
-
-    def _checked_sums(self, sums: Mapping[str, torch.Tensor]) -> dict[str, npt.NDArray[np.float64]]:
-        arrays = self._arrays("sums", sums)
-        for name, of in sums.items():
-            if of.dtype not in _SUMMED:  # whose errors grow with the number of batches that a split is divided into
-                dtype = str(of.dtype).removeprefix("torch.")
-                self._refuse(
-                    "sums",
-                    f"returned {name} as {dtype}, which loses digits as batches are added: return "
-                    "float64 (`.double()` before `.sum()`) or int64",
-                )
-        return arrays
 
     def _figures(self, sums: Mapping[str, npt.NDArray[np.float64]]) -> dict[str, Any]:
         ranked = self.task.label_scores(*self.sides)

@@ -282,3 +282,11 @@ class Task(Facts, ABC):
     def primary_metric(self) -> Metric:
         """The metric that models are compared by."""
         return self.metrics[0]
+
+
+def exact_sums(
+    task: Task, outputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Return `Task.sums` as float64 or int64: added up over batches, float32 would lose digits, and int32 overflow."""
+    sums = task.sums(outputs, targets)
+    return {name: of.double() if of.is_floating_point() else of.long() for name, of in sums.items()}

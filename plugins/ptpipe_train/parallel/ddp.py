@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ptpipe import JSON, Context, StageError
 from ptpipe_torch import Batch, RangeObserver
 from ptpipe_torch.distributed.shared_memory import SharedMemory, share_memory
-from ptpipe_torch.model.outputs import tensors_of
+from ptpipe_torch.model.outputs import named_outputs
 from ptpipe_torch.python_file import seeded_everywhere
 from ptpipe_train.compiling import compiled
 from ptpipe_train.config_parallel import Parallel
@@ -140,8 +140,8 @@ class DDPStrategy(ParallelStrategy):
         arguments = inputs.first_inputs(self.batch_shard.size(inputs.batch_size))
         with seeded_everywhere(0, self.settings.device), buffers_restored(self.module):
             with self.settings.autocast():
-                outputs = tensors_of(self._wrapped(*arguments))
-            sums = (output.abs().sum() for output in outputs if output.requires_grad)
+                outputs = named_outputs(self._wrapped(*arguments), inputs.data.info.task.outputs)
+            sums = (output.abs().sum() for output in outputs.values() if output.requires_grad)
             backward(0 * sum(sums, start=torch.zeros((), device=self.settings.device)))
         self.module.zero_grad()
 

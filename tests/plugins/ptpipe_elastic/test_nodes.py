@@ -346,6 +346,48 @@ def test_how_an_earlier_run_ended_may_be_seen_while_node_0_leads(cluster: Cluste
     assert following.end() == ExitCode.DONE
 
 
+def test_a_node_0_that_vanishes_before_it_announces_anything_is_missed(cluster: Cluster, monkeypatch) -> None:
+    monkeypatch.setattr("ptpipe_elastic.nodes._SEEN_LATE_S", 0.5)
+    with cluster.leader().leading():
+        cluster.leader().end(ExitCode.DONE)
+    following = cluster.follow()
+    with exclusive_lock(cluster.file.with_suffix(".lock")):
+        time.sleep(1)
+    assert isinstance(following.end(), StageError)
+
+
+def test_the_first_call_of_another_node_0_is_a_new_one(cluster: Cluster) -> None:
+    """What one that was killed in its third call has left is seen while the next one leads already."""
+    killed = cluster.leader()
+    killed._calls = 2
+    with killed.leading(), killed.announced(cluster.call("two")):
+        left = cluster.file.read_bytes()
+    cluster.file.write_bytes(left)
+    leader = cluster.leader()
+    with exclusive_lock(cluster.file.with_suffix(".lock")):
+        following = cluster.follow()
+        following.waits_for(lambda: [call.stage_id for call in cluster.calls(following)] == ["two"])
+        with leader.announced(cluster.call("one")):
+            following.waits_for(lambda: [call.stage_id for call in cluster.calls(following)] == ["two", "one"])
+        end(leader, following)
+
+
+def test_an_announcement_that_can_not_be_read_once_is_none_of_an_earlier_run(cluster: Cluster, monkeypatch) -> None:
+    """As over NFS, where it was just replaced."""
+    failures = [None]
+
+    def read(*args, **kwargs):
+        return failures.pop() if failures else _read(*args, **kwargs)
+
+    monkeypatch.setattr("ptpipe_elastic.nodes._read", read)
+    leader = cluster.leader()
+    with leader.leading():
+        with leader.announced(cluster.call("one")):
+            following = cluster.follow()
+            following.waits_for(lambda: len(cluster.calls(following)) == 1)
+        end(leader, following)
+
+
 def test_how_node_0_ended_may_be_seen_after_its_lock_is_free(cluster: Cluster) -> None:
     """As on GlusterFS and NFS, where another node sees a released lock at once, but a replaced file late."""
     following, leader = cluster.follow(), cluster.leader()

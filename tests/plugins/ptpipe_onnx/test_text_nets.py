@@ -15,6 +15,7 @@ from torch import nn
 from ptpipe import Context, StageError
 from ptpipe_onnx import graph
 from ptpipe_onnx.export import build_graph
+from ptpipe_onnx.recurrent import recurrent_replacements
 from ptpipe_torch import BATCH, Data, FunctionRef, Model, OnnxFile, Recipe, Signature, TensorSpec, builder
 from ptpipe_torch.int8.engine import supported_engines
 from ptpipe_torch.runtime import seeded
@@ -147,6 +148,18 @@ def test_recurrent_layers_of_every_kind(kind: str, options: dict[str, Any], tmp_
             found, expected = onnx_predict(inputs), torch_predict(inputs)
             for name, array in expected.items():
                 np.testing.assert_allclose(found[name], array, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize(("kind", "options"), [("GRU", {}), ("RNN", {}), ("LSTM", {}), ("LSTM", {"proj_size": 3})])
+def test_a_sequence_in_no_batch(kind: str, options: dict[str, Any], batch_first: bool) -> None:
+    layer = getattr(nn, kind)(6, 5, 2, bidirectional=True, batch_first=batch_first, **options)
+    other = recurrent_replacements(nn.Sequential(layer), has_any_length=True)[layer]
+    x_LI = torch.randn(7, 6)
+    with torch.no_grad():
+        expected, states = layer(x_LI)
+        torch.testing.assert_close(other(x_LI), (expected, states))
+        torch.testing.assert_close(other(x_LI, states), layer(x_LI, states))
 
 
 class KeywordSpotter(nn.Module):

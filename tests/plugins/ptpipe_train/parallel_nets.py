@@ -102,6 +102,10 @@ class Differing(nn.Module):
         return x + 0 * self.weight
 
 
+class Output(dict[str, torch.Tensor]):
+    """What torch's own functions for nested outputs take for a single value."""
+
+
 class Average(nn.Module):
     """Keeps a moving average of its inputs in a buffer, which must be the same on all ranks in each pass."""
 
@@ -111,7 +115,7 @@ class Average(nn.Module):
         super().__init__()
         self.register_buffer("average", torch.zeros(()))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Output:
         if self.training and dist.is_initialized():
             averages = [torch.zeros(()) for _ in range(dist.get_world_size())]
             dist.all_gather(averages, self.average)
@@ -119,7 +123,7 @@ class Average(nn.Module):
                 raise ValueError(f"{averages} differ")
         if self.training:
             self.average = 0.9 * self.average + 0.1 * x.detach().square().mean()
-        return x - self.average
+        return Output(logits=x - self.average)
 
 
 class Branching(nn.Module):

@@ -175,13 +175,19 @@ def test_weights_that_have_a_layer_for_the_targets_return_their_units_as_they_ar
     torch.testing.assert_close(network(images_NCHW), own.eval()(images_NCHW))
 
 
-def test_weights_that_ptpipe_saved_keep_their_units(ctx, tmp_path):
-    config, data = TorchvisionConfig(name="resnet18"), data_of_prices((3, 32, 32), PRICES_NT)
-    saved = torchvision(config, ctx, data).build().eval()
+@pytest.mark.parametrize("name", ["torchvision", "timm"])
+def test_weights_that_ptpipe_saved_keep_their_units(name, ctx, tmp_path):
+    """Also for other samples of the same targets, which have another mean."""
+    if name == "timm" and extras.missing_extra("timm") is not None:
+        pytest.skip("needs ptpipe[timm]")
+    stage, config = {
+        "torchvision": (torchvision, TorchvisionConfig(name="resnet18")),
+        "timm": (timm, TimmConfig(name="mobilenetv3_small_050")),
+    }[name]
+    saved = stage(config, ctx, data_of_prices((3, 32, 32), PRICES_NT)).build().eval()
     torch.save(saved.state_dict(), tmp_path / "saved.pt")
-    again = (
-        torchvision(config.model_copy(update={"weights_file": str(tmp_path / "saved.pt")}), ctx, data).build().eval()
-    )
+    config = config.model_copy(update={"weights_file": str(tmp_path / "saved.pt")})
+    again = stage(config, ctx, data_of_prices((3, 32, 32), 2 * PRICES_NT)).build().eval()
     images_NCHW = torch.randn(2, 3, 32, 32)
     torch.testing.assert_close(again(images_NCHW), saved(images_NCHW))
 

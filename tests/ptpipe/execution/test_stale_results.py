@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import py_compile
+import subprocess
 import sys
 import textwrap
 from pathlib import Path
@@ -407,6 +408,30 @@ def test_bytecode_of_the_same_code(bench):
     helper.write_text("WORD = 1  # b")
     os.utime(helper, ns=(time_ns, time_ns))
     assert bench.outcome() == "done"
+
+
+@pytest.mark.parametrize("code", ["WORD = 1e999 - 1e999", "WORD = (1e999 - 1e999, 'a' in {'b', 'a'}, -0.0)"])
+def test_bytecode_of_the_same_code_in_other_objects(bench, code):
+    """NaN equals nothing, and PYTHONNODEBUGRANGES leaves out the columns of lines."""
+    bench.write(helper_py=code)
+    bench.plugin("from helper import WORD", "return str(WORD)")
+    helper = bench.folder / "helper.py"
+    subprocess.run([sys.executable, "-X", "no_debug_ranges", "-m", "py_compile", str(helper)], check=True)
+    helper.chmod(0o755)  # its ctime is later than the bytecode, as in the layers of an image
+    assert bench.outcome() == "done"
+
+
+def test_bytecode_that_was_written_after_an_edit(bench):
+    """An import reads the source, compiles it, and only then writes bytecode."""
+    bench.write(helper_py="WORD = 1")
+    bench.plugin("from helper import WORD")
+    helper = bench.folder / "helper.py"
+    bytecode, time_ns = Path(py_compile.compile(str(helper))), helper.stat().st_mtime_ns
+    helper.write_text("WORD = 2")
+    os.utime(helper, ns=(time_ns, time_ns))
+    later_ns = helper.stat().st_ctime_ns + 10**9
+    os.utime(bytecode, ns=(later_ns, later_ns))
+    assert bench.outcome() == "failed"
 
 
 def test_code_that_a_second_run_in_one_process_does_not_import_again(bench):

@@ -216,12 +216,15 @@ def test_a_bad_override_is_named(text):
     assert str(raised.value).startswith(f"-s {text}: ")
 
 
-@pytest.mark.parametrize("value", ["#ff0000", "red #1", "'red' # why", "[1] #", " #"])
+@pytest.mark.parametrize("value", ["#ff0000", "red #1", "red #1\n", "'red' # why", "[1] #", " #"])
 def test_an_override_that_yaml_would_cut_is_refused(value):
     """A comment is never meant there: the option would get another value, silently."""
     with pytest.raises(ManifestError) as raised:
         parse_override(f"net.color={value}")
-    assert str(raised.value) == f"-s net.color={value}: '#' begins a comment in YAML: put the text into quotes"
+    assert (
+        str(raised.value)
+        == f"-s net.color={value.replace(chr(10), ' ')}: '#' begins a comment in YAML: put the text into quotes"
+    )
 
 
 def test_overrides_replace_options():

@@ -56,6 +56,17 @@ def test_the_areas_under_curves_are_the_metrics_of_scikit_learn_with_ties(decima
     assert max(len(row["roc"]), len(row["precision_recall"])) <= 100
 
 
+def test_infinite_scores_are_ties():
+    labels_N = torch.tensor([1, 0, 1, 0, 1, 0])
+    logits_NK = torch.zeros(6, 2)
+    logits_NK[:, 1] = torch.tensor([torch.inf, torch.inf, 1, -torch.inf, -torch.inf, 0])
+    task = MultiLabel(label_names=("fraud", "late"))
+    outputs, targets = {"logits": logits_NK}, {"labels": torch.stack([labels_N, labels_N], 1).float()}
+    figures, (_, row) = tables(task, outputs, targets)
+    assert figures["average_precision"] == pytest.approx((0.5 + row["average_precision"]) / 2)
+    assert row["average_precision"] == pytest.approx(5 / 9)
+
+
 def test_the_kept_points_are_on_scikit_learns_curve():
     task, outputs, targets = binary(2)
     _, (row,) = tables(task, outputs, targets)
