@@ -29,7 +29,6 @@ from ptpipe_torch.int8.engine import quantized_engine, transposed_convolution_er
 from ptpipe_torch.int8.fx import is_prepared
 from ptpipe_torch.int8.layer_parity import LayerDifference
 from ptpipe_torch.int8.transposed import computed_form
-from ptpipe_torch.model.skeletons import keep_skeleton
 from ptpipe_torch.runtime import large_blocks_mapped, released_memory
 
 _LOST_NOISE = (
@@ -142,22 +141,16 @@ class _Preparation:
         kept_float: dict[str, JSON] = {"skip": list[JSON](skip), "float_operators": list[JSON](self.operators)}
         complete = FunctionRef(transform.address, {**transform.arguments, **kept_float})
         with released_memory():  # of what folding has copied
-            module = self._traced(complete, network)
+            module = _applied(complete, network, self.ctx.kind)
             del network
         if is_prepared(module):
             with released_memory():  # of the networks of the trial
                 self._try_conversion(complete, self.expected.inputs)
         return complete, module, unsupported
 
-    def _traced(self, transform: FunctionRef, network: nn.Module) -> GraphModule:
-        """Apply a transform; the stages behind this one copy what it returns, in place of tracing the network again."""
-        module = _applied(transform, network, self.ctx.kind)
-        keep_skeleton(self.model.recipe.builder, (transform,), network, module)
-        return module
-
     def _try_conversion(self, transform: FunctionRef, inputs: Inputs) -> None:
         with released_memory():
-            trial = self._traced(for_conversion(transform), self.model.build())
+            trial = _applied(for_conversion(transform), self.model.build(), self.ctx.kind)
         wrong = dry_run(self.ctx, trial, inputs, self.config.engine)
         if wrong and not _saturates_by_choice(transform, self.config):
             backend = self.config.engine

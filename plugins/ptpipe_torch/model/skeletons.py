@@ -10,7 +10,6 @@ from contextlib import suppress
 from itertools import chain
 from types import FunctionType
 from typing import Any, TypeAlias
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -28,8 +27,6 @@ _PARTS = ("_parameters", "_buffers", "_modules")
 _Key: TypeAlias = tuple[tuple[Callable[..., nn.Module], str], ...]
 _kept: OrderedDict[_Key, tuple[GraphModule, ReadLog]] = OrderedDict()
 """With the files that were read when they were built."""
-_logs: WeakKeyDictionary[nn.Module, ReadLog] = WeakKeyDictionary()
-"""The files that were read when each network without transforms was built."""
 
 
 def skeleton(builder: FunctionRef, transforms: Sequence[FunctionRef], build: Callable[[], nn.Module]) -> nn.Module:
@@ -39,49 +36,26 @@ def skeleton(builder: FunctionRef, transforms: Sequence[FunctionRef], build: Cal
     that were traced last are copied, where a copy is sure to be one.
     """
     if not transforms:
-        with ReadLog() as log:
-            module = build()
-        _logs[module] = log
-        return module
-    key = _key_of(builder, transforms)
-    kept, log_of_kept = _kept.pop(key, (None, None))
-    if kept is not None and log_of_kept is not None and log_of_kept.is_current:
-        _kept[key] = kept, log_of_kept  # the last one again
-        log_of_kept.repeat()
+        return build()
+    roles = [("builder", builder), *(("transform", reference) for reference in transforms)]
+    functions = [_function(reference, role) for role, reference in roles]
+    arguments = [json.dumps(reference.arguments, sort_keys=True) for _, reference in roles]
+    key = tuple(zip(functions, arguments, strict=True))
+    kept, log = _kept.pop(key, (None, None))
+    if kept is not None and log is not None and log.is_current:
+        _kept[key] = kept, log  # the last one again
+        log.repeat()
         without = [tensor for tensor in _state(kept).values() if tensor.is_meta]
         return _copied(kept, {id(tensor): _zeros_like(tensor, "cpu") for tensor in without})
     with ReadLog() as log:
         module = build()
-    _keep(key, module, log)
-    return module
-
-
-def keep_skeleton(
-    builder: FunctionRef, transforms: Sequence[FunctionRef], network: nn.Module, traced: nn.Module
-) -> None:
-    """Keep what these functions made of a network with weights, without them, for `skeleton` to copy.
-
-    `network`: what `Model.build` returned, of which `transforms`, that read no file, have made `traced`. It must not
-    have run since: a layer may keep something of a call.
-    """
-    if (log := _logs.get(network)) is not None:
-        _keep(_key_of(builder, transforms), traced, log)
-
-
-def _keep(key: _Key, module: nn.Module, log: ReadLog) -> None:
-    packages = {"torch", *map(_package, (skeleton, *(function for function, _ in key[1:])))}
+    packages = {"torch", *map(_package, (skeleton, *functions[1:]))}
     if isinstance(module, GraphModule) and (weights := _zero_weights(module, packages)) is not None:
         with suppress(Exception):  # of what refuses to be copied
             _kept[key] = _copied(module, weights), log
         while len(_kept) > _MOST_KEPT:
             _kept.popitem(last=False)
-
-
-def _key_of(builder: FunctionRef, transforms: Sequence[FunctionRef]) -> _Key:
-    roles = [("builder", builder), *(("transform", reference) for reference in transforms)]
-    functions = [_function(reference, role) for role, reference in roles]
-    arguments = [json.dumps(reference.arguments, sort_keys=True) for _, reference in roles]
-    return tuple(zip(functions, arguments, strict=True))
+    return module
 
 
 def _function(reference: FunctionRef, role: str) -> Callable[..., nn.Module]:
@@ -121,10 +95,10 @@ def _complete(copied: nn.Module, module: nn.Module, memo: dict[int, Any]) -> Non
 
 
 def _zero_weights(module: GraphModule, packages: Collection[str]) -> Mapping[int, torch.Tensor] | None:
-    """Return weights without memory for the large ones, by id; None where the network can't be copied.
+    """Return weights without memory for those that are all zero, by id; None where the network can't be copied.
 
-    Whatever they are is loaded. `packages`: those whose layers hide nothing that a copy would share; one of the user's
-    own, which a graph may call, can have anything.
+    Initial weights are zero: see `built_undrawn`. `packages`: those whose layers hide nothing that a copy would share;
+    one of the user's own, which a graph may call, can have anything.
     """
     state, layers = _state(module), list(module.modules())
     if not all(map(_is_plain, state.values())) or not all(map(_is_copyable, layers)):
@@ -133,7 +107,7 @@ def _zero_weights(module: GraphModule, packages: Collection[str]) -> Mapping[int
         return None
     if len({tensor.untyped_storage()._cdata for tensor in state.values()}) < len(state):
         return None  # some are views of others
-    large = [tensor for tensor in state.values() if tensor.nbytes > _LARGE_BYTES]
+    large = [tensor for tensor in state.values() if tensor.nbytes > _LARGE_BYTES and not tensor.any()]
     weights = {id(tensor): _zeros_like(tensor, "meta") for tensor in large}
     others = (buffer for buffer in module.buffers() if id(buffer) not in state)
     num_bytes = sum(tensor.nbytes for tensor in (*state.values(), *others)) - sum(tensor.nbytes for tensor in large)
