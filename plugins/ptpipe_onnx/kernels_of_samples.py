@@ -10,7 +10,7 @@ places.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import prod
 from typing import Any
 
@@ -25,11 +25,12 @@ _CONVOLUTIONS = (
     *(_aten.conv1d.default, _aten.conv2d.default, _aten.conv3d.default),
     *(_aten.conv_transpose1d.default, _aten.conv_transpose2d.input, _aten.conv_transpose3d.input),
 )
+_OF_NAMED_PADDING = (_aten.conv1d.padding, _aten.conv2d.padding, _aten.conv3d.padding)
 
 
 def multiply_kernels_of_samples(program: ExportedProgram) -> None:
     """Write such convolutions of images of one size as products, in place."""
-    for node in list(_of_samples(program.graph)):
+    for node in list(_of_samples(program.graph, _CONVOLUTIONS)):
         if _has_one_size(node):
             write = _convolved if node.target is _aten.conv2d.default else _convolved_transposed
             with node.graph.inserting_before(node):
@@ -40,13 +41,15 @@ def multiply_kernels_of_samples(program: ExportedProgram) -> None:
 
 def without_products(graph: Graph) -> Iterator[tuple[Node, str]]:
     """Yield such convolutions as can't be written so, and why."""
-    for node in _of_samples(graph):
+    for node in _of_samples(graph, _CONVOLUTIONS):
         if not _has_one_size(node):
             yield node, "{} with a group for each sample has no ONNX form but for images of one size"
+    for node in _of_samples(graph, _OF_NAMED_PADDING):
+        yield node, "{} with a group for each sample has no ONNX form but with padding in numbers"
 
 
-def _of_samples(graph: Graph) -> Iterator[Node]:
-    for target in _CONVOLUTIONS:
+def _of_samples(graph: Graph, targets: Sequence[Any]) -> Iterator[Node]:
+    for target in targets:
         for node in graph.find_nodes(op="call_function", target=target):
             if isinstance(_options(node)["groups"], Node):
                 yield node

@@ -120,11 +120,11 @@ def with_units(
     """
     if units is None or not isinstance(module, Rescaled):
         return builder_ref, module
-    others = {name: value for name, value in builder_ref.arguments.items() if name not in ("scale", "shift")}
+    arguments: dict[str, Any] = {**builder_ref.arguments, "scale": [], "shift": [], **units}
     for name, numbers_T in units.items():
         buffer = module.get_submodule("rescale").get_buffer(name)
         buffer.copy_(torch.tensor(numbers_T).view_as(buffer))
-    return FunctionRef(builder_ref.address, {**others, **units}), module if units else unscaled(module)
+    return FunctionRef(builder_ref.address, arguments), module if units else unscaled(module)
 
 
 def rescaling(info: DatasetInfo) -> dict[str, Any]:

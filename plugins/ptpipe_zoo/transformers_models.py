@@ -164,7 +164,7 @@ def build_model(config: TransformersConfig, ctx: Context, data: Data) -> Model:
     with _one_line_errors("this configuration"):
         network = nets.build_seeded(reference, ctx.seed)
     has_all = folder is not None and _load(network.get_submodule("network"), arguments, folder, ctx)
-    if has_all and "scale" in arguments:
+    if has_all and arguments.get("scale"):
         arguments = {name: value for name, value in arguments.items() if name not in ("scale", "shift")}
         network.register_module("rescale", None)  # its last layer was trained in the targets' own units
         reference = FunctionRef.to(transformers_network, **arguments)

@@ -31,8 +31,10 @@ _RECORDED = re.compile(r"^(?=[^,\n]*\.(?:py|so|pyd),)\w+[/.]", re.MULTILINE)
 _LOADED_NS = time.time_ns()
 _COMPILED_WITHIN_NS = 10 * 10**9
 """How long an import that has read a source may need until it writes its bytecode."""
-_OF_CODE = ("co_code", "co_names", "co_varnames", "co_freevars", "co_cellvars", "co_name", "co_flags", "co_firstlineno")
-_OF_CODE += ("co_argcount", "co_posonlyargcount", "co_kwonlyargcount", "co_exceptiontable")
+_OF_CODE = (
+    *("co_code", "co_names", "co_varnames", "co_freevars", "co_cellvars", "co_name", "co_flags", "co_firstlineno"),
+    *("co_argcount", "co_posonlyargcount", "co_kwonlyargcount", "co_exceptiontable"),
+)
 _STANDARD_FINDERS = (BuiltinImporter, FrozenImporter, PathFinder)
 
 

@@ -105,3 +105,10 @@ def test_images_of_any_size_are_refused_by_name() -> None:
     )
     with pytest.raises(StageError, match=message):
         exported(OfSamples(False, 1).eval(), torch.randn(2, 4, 8, 8), "height", "width")
+
+
+def test_padding_by_name_is_refused() -> None:
+    with pytest.raises(
+        StageError, match=r"aten\.conv2d with a group for each sample has no ONNX form but with padding in"
+    ):
+        exported(OfSamples(False, 1, padding="valid").eval(), torch.randn(2, 4, 8, 8))
