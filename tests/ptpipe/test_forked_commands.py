@@ -96,7 +96,10 @@ def test_nothing_of_a_command_stays_and_no_plugin_is_imported_before(command_for
 
 
 def test_a_command_that_takes_too_long_is_killed(command_fork, tmp_path):
-    code = "import os, time; open('pid', 'w').write(str(os.getpid())); os.close(1); os.close(2); time.sleep(100)"
+    code = (
+        "import os, time; open('part', 'w').write(str(os.getpid())); os.rename('part', 'pid'); "  # whole, or not there
+        "os.close(1); os.close(2); time.sleep(100)"
+    )
     with pytest.raises(subprocess.TimeoutExpired):
         command_fork.run([sys.executable, "-c", code], tmp_path, environment(), 0.5)
     path = tmp_path / "pid"
