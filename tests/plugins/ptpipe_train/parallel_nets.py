@@ -56,6 +56,7 @@ def plain_net(
         network.add_module("limited", Limited(max_eval_batch))
     if average:
         network.add_module("average", Average())
+        network.add_module("named", Named())
     if differs:
         network.add_module("differing", Differing())
     return network
@@ -106,6 +107,13 @@ class Output(dict[str, torch.Tensor]):
     """What torch's own functions for nested outputs take for a single value."""
 
 
+class Named(nn.Module):
+    """Returns its input by name."""
+
+    def forward(self, x: torch.Tensor) -> Output:
+        return Output(logits=x)
+
+
 class Average(nn.Module):
     """Keeps a moving average of its inputs in a buffer, which must be the same on all ranks in each pass."""
 
@@ -115,7 +123,7 @@ class Average(nn.Module):
         super().__init__()
         self.register_buffer("average", torch.zeros(()))
 
-    def forward(self, x: torch.Tensor) -> Output:
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.training and dist.is_initialized():
             averages = [torch.zeros(()) for _ in range(dist.get_world_size())]
             dist.all_gather(averages, self.average)
@@ -123,7 +131,7 @@ class Average(nn.Module):
                 raise ValueError(f"{averages} differ")
         if self.training:
             self.average = 0.9 * self.average + 0.1 * x.detach().square().mean()
-        return Output(logits=x - self.average)
+        return x - self.average
 
 
 class Branching(nn.Module):
