@@ -70,6 +70,9 @@ def test_a_changed_byte_or_a_missing_end_is_seen(tmp_path_factory: pytest.TempPa
         del content[place:]
     file.write_bytes(content)
     damage, sound = read_checkpoints(folder)
+    if isinstance(damage, Checkpoint):  # other digits of the same number: 0.30000000000000003 is 0.30000000000000004
+        assert file.suffix == ".json" and damage.metadata == make_checkpoint(2).metadata
+        return
     assert isinstance(damage, Damage)
     assert isinstance(sound, Checkpoint)
     assert sound.step == 1
