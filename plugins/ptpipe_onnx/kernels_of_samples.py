@@ -18,13 +18,11 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 
+from ptpipe_onnx.decompositions import TRANSPOSED_CONVOLUTIONS
 from ptpipe_torch.torch_export import insert_call, name_outputs
 
 _aten = torch.ops.aten
-_CONVOLUTIONS = (
-    *(_aten.conv1d.default, _aten.conv2d.default, _aten.conv3d.default),
-    *(_aten.conv_transpose1d.default, _aten.conv_transpose2d.input, _aten.conv_transpose3d.input),
-)
+_CONVOLUTIONS = (_aten.conv1d.default, _aten.conv2d.default, _aten.conv3d.default, *TRANSPOSED_CONVOLUTIONS)
 _OF_NAMED_PADDING = (_aten.conv1d.padding, _aten.conv2d.padding, _aten.conv3d.padding)
 
 

@@ -41,9 +41,12 @@ def check_task(inputs: TrainingInputs, plan: StepPlan) -> None:
     Give a notice where a loss of the user's own compares samples that are in different forward passes.
     """
     task, num_passes = inputs.data.info.task, plan.accumulate * inputs.options.passes_per_batch
-    if not is_builtin(task):
-        check_own_task(task, *_few_samples(inputs), is_trained=True)
-    if num_passes > 1 and has_own_loss(task) and depends_on_batch(task, *_few_samples(inputs)):
+    is_divided = num_passes > 1 and has_own_loss(task)
+    if is_builtin(task) and not is_divided:
+        return
+    few = _few_samples(inputs)
+    check_own_task(task, *few, is_trained=True)
+    if is_divided and depends_on_batch(task, *few):
         inputs.ctx.notice(
             "the loss of a sample depends on the other samples of its batch, of which a forward pass has "
             f"{plan.window // num_passes}, because a step of {plan.window} is divided into {num_passes}: the result is "

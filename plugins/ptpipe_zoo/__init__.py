@@ -198,7 +198,8 @@ def torchvision(config: TorchvisionConfig, ctx: Context, data: Data) -> Model:
     builder_ref, module, inner = network.builder_ref, network.module, nets.unscaled(network.module)
     if path is not None:
         state, layers = weights.read_weights(path, ctx.notice, config.weights_entry), (network.stems, network.heads)
-        builder_ref, module = nets.with_units(builder_ref, module, weights.units_of(state, inner, network.heads))
+        units = weights.units_of(state, inner, network.heads, str(path))
+        builder_ref, module = nets.with_units(builder_ref, module, units)
         for notice in weights.load_weights(inner, state, *layers, source=str(path)):
             ctx.notice(notice)
     return nets.make_model(builder_ref, module, data.info, ctx)

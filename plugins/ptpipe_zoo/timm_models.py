@@ -112,7 +112,7 @@ def build_model(config: TimmConfig, ctx: Context, data: Data) -> Model:
         layers = _layers(network, "first_conv"), _layers(network, "classifier")
         given = read_weights(path, ctx.notice, config.weights_entry)
         state, notices = unwrapped(given, network.state_dict(), str(path))
-        builder_ref, module = nets.with_units(builder_ref, module, units_of(given, network, layers[1]))
+        builder_ref, module = nets.with_units(builder_ref, module, units_of(given, network, layers[1], str(path)))
         for notice in (*notices, *load_weights(network, _renamed(state, network), *layers, source=str(path))):
             ctx.notice(notice)
     return nets.make_model(builder_ref, module, data.info, ctx)

@@ -135,15 +135,15 @@ def load_weights(
 
 
 def units_of(
-    weights: Mapping[str, torch.Tensor], network: nn.Module, heads: Iterable[str]
+    weights: Mapping[str, torch.Tensor], network: nn.Module, heads: Iterable[str], source: str
 ) -> dict[str, list[float]] | None:
     """Return by what the outputs of a regression's weights are scaled and shifted into the units of its targets.
 
     What ptpipe saved has both; weights without any were trained elsewhere, and return these units. None where the last
-    layers (`heads`) are not those of the network, so that it gets others.
+    layers (`heads`) are not those of the network, so that it gets others. `source` of the weights, for errors.
     """
     own = network.state_dict()
-    state, _ = unwrapped(weights, own, "")
+    state, _ = unwrapped(weights, own, source)
     names = [f"{head}.weight" for head in heads]
     if not all(name in state and state[name].shape == own[name].shape for name in names):
         return None

@@ -217,7 +217,7 @@ def _stale_bytecode(spec: ModuleSpec, content: bytes, changed_ns: int) -> str:
     """Return the file of bytecode that stands for a module's source and is not of this `content`; empty if it is.
 
     Python compares only the size and the second of modification: an edit within a second, or a restored time, escapes.
-    `changed_ns`: the source's ctime. Bytecode that was written later is of this content.
+    `changed_ns`: the source's ctime. Bytecode that was written well after it is of this content.
     """
     loader = spec.loader
     if not spec.cached or type(loader) is not SourceFileLoader:  # others may have bytecode of their own elsewhere

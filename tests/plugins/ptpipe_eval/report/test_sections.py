@@ -100,12 +100,16 @@ def test_confusion_matrices_and_their_difference_are_those_of_the_predictions(cl
     assert base.row_names == base.column_names == NAMES
 
 
-def test_other_metrics_have_their_intervals():
+def compared_rankings():
     logits_NK = torch.randn(NUM_SAMPLES, 3, generator=torch.Generator().manual_seed(1))
     worse_NK = logits_NK + torch.randn(NUM_SAMPLES, 3, generator=torch.Generator().manual_seed(2))
     task = Classification(class_names=NAMES, positive_class="one")
     targets = {"labels": torch.from_numpy(LABELS_N)}
-    own = compared(task, [{"logits": logits_NK}, {"logits": worse_NK}], targets)
+    return compared(task, [{"logits": logits_NK}, {"logits": worse_NK}], targets), worse_NK
+
+
+def test_other_metrics_have_their_intervals():
+    own, _ = compared_rankings()
     (table,) = [block for block in quality_section(own).blocks if isinstance(block, Table)]
     assert table.columns == ("metric", "float", "int8", "worse by")
     assert [row[0] for row in table.rows] == ["roc auc", "average precision", "accuracy", "loss"]
@@ -120,11 +124,7 @@ def test_other_metrics_have_their_intervals():
 
 
 def test_curves_of_all_models_are_drawn_over_each_other():
-    logits_NK = torch.randn(NUM_SAMPLES, 3, generator=torch.Generator().manual_seed(1))
-    worse_NK = logits_NK + torch.randn(NUM_SAMPLES, 3, generator=torch.Generator().manual_seed(2))
-    task = Classification(class_names=NAMES, positive_class="one")
-    targets = {"labels": torch.from_numpy(LABELS_N)}
-    own = compared(task, [{"logits": logits_NK}, {"logits": worse_NK}], targets)
+    own, worse_NK = compared_rankings()
     roc, precision_recall = [block for block in quality_section(own).blocks if isinstance(block, Plot)]
     assert (roc.title, precision_recall.title) == ("ROC curve of one", "Precision-recall curve of one")
     for plot, metric in ((roc, "roc_auc"), (precision_recall, "average_precision")):
